@@ -1,0 +1,1 @@
+"""Fused MLPs for PyTorch."""
