@@ -1,0 +1,52 @@
+"""``python -m benchmarks COMMAND``: everything around the measurements that asv has no command for."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+
+# command -> (module with add_arguments(parser) and run(args) -> exit code, one line of help)
+COMMANDS = {
+    "report": (".tracking.report", "publish the HTML report and show it on this machine"),
+}
+
+EXIT_CODES = """exit codes:
+  0 pass   1 regressed   2 bad usage or broken infrastructure   3 inconclusive   4 nothing measured"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Judge, replay, report and keep what asv measured.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    arguments = sys.argv[1:] if argv is None else argv
+    for name, (module_name, text) in COMMANDS.items():
+        # Only the chosen command's module is imported: the others' imports cost seconds.
+        chosen = arguments[:1] == [name]
+        module = importlib.import_module(module_name, __package__) if chosen else None
+        subparser = subparsers.add_parser(
+            name,
+            help=text,
+            description=(module.__doc__ if module else text),
+            epilog=EXIT_CODES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        if module:
+            module.add_arguments(subparser)
+            subparser.set_defaults(run=module.run)
+    args = parser.parse_args(arguments)
+    try:
+        return int(args.run(args))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""What plain ``asv run`` and ``asv publish`` do more here than elsewhere; loaded by ``asv.conf.json``.
+
+asv offers plugins no hook around a run, so the three functions that matter are wrapped, once, below:
+``Run.run`` (the machine's identity without a question, samples always kept, a report at the end),
+``run_benchmarks`` (side records beside the result; whatever was measured survives an interruption) and
+``Publish.run`` (a report that opens with the network off).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import asv.commands.run
+from asv import util
+from asv.commands.publish import Publish
+from asv.commands.run import Run
+from asv.console import log
+from asv.machine import Machine, MachineCollection
+
+from . import environment, notes, report  # noqa: F401  (environment and publisher register themselves)
+from .machine import conflicts, identify
+
+NOTES_VARIABLE = "FUSED_MLP_NOTES"
+MACHINE_DIR_VARIABLE = "FUSED_MLP_MACHINE_DIR"
+
+
+@dataclass
+class Session:
+    """What one ``asv run`` needs to know in the wrapped functions below it."""
+
+    results_dir: Path
+    scratch: Path
+    machine: str
+    saves: bool
+
+
+_session: Session | None = None
+
+
+@functools.cache
+def _identity() -> dict[str, str]:
+    return identify()
+
+
+def _adopt_machine(conf, name: str | None, scratch: Path) -> str:
+    """Write the identity where asv looks for it: a file of this run's own, never the one in HOME.
+
+    Two runs sharing the file in HOME crash on it, and ``asv machine --yes`` drops unknown fields from it.
+    """
+    info = dict(_identity())
+    if name:
+        info["machine"] = name
+    known_path = Path(conf.results_dir, info["machine"], "machine.json")
+    if known_path.is_file():
+        try:
+            known = json.loads(known_path.read_text())
+        except ValueError as error:
+            raise util.UserError(f"{known_path} is not JSON ({error}): restore it") from error
+        differing = conflicts(known, info)
+        if differing:
+            raise util.UserError(
+                f"{known_path.parent} holds results of another machine: {'; '.join(differing)}. "
+                "Give this one its own name: FUSED_MLP_MACHINE=NAME asv run"
+            )
+    file = scratch / "machine.json"
+    file.unlink(missing_ok=True)
+    MachineCollection.save(info["machine"], info, _path=str(file))
+    return info["machine"]
+
+
+def _warn_of_uncommitted(repo: str) -> None:
+    command = ["git", "-C", repo, "status", "--porcelain", "--untracked-files=no", "--", "fused_mlp"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    if answer.stdout.strip():
+        log.warning("fused_mlp has uncommitted changes: asv measures commits, not the working tree")
+
+
+def _check_writable(results_dir: Path) -> None:
+    """Say that results cannot be kept before ten minutes of measuring, not after."""
+    try:
+        results_dir.mkdir(parents=True, exist_ok=True)
+        probe = results_dir / f".writable-{os.getpid()}"
+        probe.write_bytes(b"\0" * 65536)
+        probe.unlink()
+    except OSError as error:
+        raise util.UserError(f"results cannot be written: {error}") from error
+
+
+def _wrap_run(original):
+    @functools.wraps(original)
+    def run(cls, conf, *args, **kwargs):
+        global _session
+        results_dir = Path(conf.results_dir).resolve()
+        scratch = Path(conf.env_dir).resolve().parent / "tmp"
+        scratch.mkdir(parents=True, exist_ok=True)
+        saves = not kwargs.get("dry_run")
+        if saves:
+            _check_writable(results_dir)
+        machine = _adopt_machine(conf, kwargs.pop("machine", None), scratch)
+        _warn_of_uncommitted(conf.repo)
+        _session = Session(results_dir, scratch, machine, saves)
+        kwargs.update(
+            machine=machine, _machine_file=str(scratch / "machine.json"), record_samples=True
+        )
+        log.info(f"Machine {machine}")
+        try:
+            code = original(cls, conf, *args, **kwargs)
+        finally:
+            _session = None
+        if saves and list(results_dir.glob(f"{machine}/*-*.json")):
+            Publish.run(conf)
+        return code
+
+    return classmethod(run)
+
+
+def _wrap_run_benchmarks(original):
+    @functools.wraps(original)
+    def run_benchmarks(benchmarks, env, results=None, **kwargs):
+        session = _session
+        if session is None or results is None or not session.saves:
+            return original(benchmarks, env, results=results, **kwargs)
+        side = session.scratch / f"notes-{os.getpid()}.jsonl"
+        side.unlink(missing_ok=True)
+        os.environ[NOTES_VARIABLE] = str(side)
+        os.environ[MACHINE_DIR_VARIABLE] = str(session.results_dir / session.machine)
+        try:
+            return original(benchmarks, env, results=results, **kwargs)
+        except (util.UserError, KeyboardInterrupt):
+            # asv saves only whole runs; what was measured before the interruption is kept here.
+            if list(results.get_all_result_keys()):
+                results.save(str(session.results_dir))
+                log.warning("Interrupted: what was measured so far is kept")
+            raise
+        finally:
+            notes.lay_beside(side, session.results_dir / results._filename)
+
+    return run_benchmarks
+
+
+def _wrap_publish(original):
+    @functools.wraps(original)
+    def run(cls, conf, *args, **kwargs):
+        answer = original(cls, conf, *args, **kwargs)
+        report.finish(Path(conf.html_dir))
+        return answer
+
+    return classmethod(run)
+
+
+def setup() -> None:
+    """Called by asv each time it loads the plugin; wraps once."""
+    if getattr(Run.run, "__wrapped__", None) is not None:
+        return
+    # NVML answers whether there is a GPU without creating a context that forked benchmarks would inherit.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    # From the configuration's folder: `asv --config` may be called from anywhere.
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    Machine.get_unique_machine_name = classmethod(lambda cls: _identity()["machine"])
+    Run.run = _wrap_run(Run.run.__func__)
+    asv.commands.run.run_benchmarks = _wrap_run_benchmarks(asv.commands.run.run_benchmarks)
+    Publish.run = _wrap_publish(Publish.run.__func__)
