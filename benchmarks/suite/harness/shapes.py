@@ -1,0 +1,224 @@
+"""What is measured: one table of model shapes, and the rule that says what a machine leaves out.
+
+No torch here: asv and the tracking side ask this file before anything is measured.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+MODES = ("Inference", "Training")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One MLP of a real model, and the token counts it meets in use."""
+
+    hidden: int
+    intermediate: int
+    activation: str
+    gated: bool
+    bias: bool
+    prompt: int
+    batch: int
+    source: str
+
+    @property
+    def matrices(self) -> int:
+        return 3 if self.gated else 2
+
+    @property
+    def weights(self) -> int:
+        """Elements of all weight matrices."""
+        return self.matrices * self.hidden * self.intermediate
+
+
+SHAPES = {
+    "article": Shape(768, 3072, "gelu", True, False, 128, 8192, "Profiling in PyTorch, part 2"),
+    "gpt2": Shape(768, 3072, "gelu_tanh", False, True, 128, 8192, "openai-community/gpt2"),
+    "vit_l": Shape(1024, 4096, "gelu", False, True, 197, 6304, "google/vit-large-patch16-224"),
+    "llama3_8b": Shape(4096, 14336, "silu", True, False, 512, 8192, "meta-llama/Llama-3.1-8B"),
+    "qwen2_7b": Shape(3584, 18944, "silu", True, False, 512, 8192, "Qwen/Qwen2.5-7B"),
+    # One expert's share of 8192 tokens: 8 of 128 experts, and 2 of 8.
+    "qwen3_expert": Shape(2048, 768, "silu", True, False, 128, 512, "Qwen/Qwen3-30B-A3B"),
+    "mixtral_expert": Shape(6144, 16384, "silu", True, False, 128, 2048, "Mixtral-8x22B"),
+    # DLRM's towers are chains of linear and relu; these are the two-layer slices with equal ends.
+    "dlrm_bottom": Shape(512, 256, "relu", False, True, 128, 2048, "MLPerf DLRM 13-512-256-128"),
+    "dlrm_top": Shape(1024, 1024, "relu", False, True, 128, 2048, "MLPerf DLRM 479-1024-1024-512"),
+    # Too small to work on: what is left is the host's overhead.
+    "tiny": Shape(64, 128, "silu", True, False, 8, 128, "host overhead"),
+}
+TOKENS = ("1", "16", "prompt", "batch")
+ITEMSIZE = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+@dataclass(frozen=True)
+class Provider:
+    """One way to compute the MLP. `rank` is how early a suite size takes it in."""
+
+    rank: int
+    text: str
+    modes: tuple[str, ...] = MODES
+    path: str | None = None
+    compiles: bool = False
+
+
+PROVIDERS = {
+    "eager": Provider(0, "nn.Linear modules under no_grad (training: with autograd)"),
+    "fused": Provider(0, "fused_mlp.FusedMLP, path by its own plan"),
+    "compile": Provider(1, "torch.compile of eager", compiles=True),
+    "inference_mode": Provider(2, "eager under inference_mode", modes=("Inference",)),
+    "compile_max_autotune": Provider(3, "torch.compile, max-autotune", compiles=True),
+    "packed_vendor": Provider(2, "gate and up in one vendor GEMM, eager activation"),
+    "addmm_activation": Provider(2, "torch._addmm_activation", modes=("Inference",)),
+    "fused_packed": Provider(2, "fused_mlp, path packed", path="packed"),
+    "fused_epilogue": Provider(2, "fused_mlp, path epilogue", path="epilogue"),
+    "fused_onednn": Provider(2, "fused_mlp, path onednn", modes=("Inference",), path="onednn"),
+    "liger": Provider(2, "liger-kernel's MLP, where installed"),
+    "quack": Provider(2, "QuACK's MLP, where installed"),
+}
+# The dtype a device is used with comes first; each later one is one rank further away.
+DTYPES = {"cpu": ("fp32", "bf16", "fp16"), "cuda": ("bf16", "fp16", "fp32")}
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much of the table one run may cost.
+
+    `reach` bounds a combination's rank: its provider's plus its dtype's. `cpu_flop` and
+    `cpu_bytes` bound one call on a CPU; a GPU is bounded by its memory alone.
+    """
+
+    name: str
+    processes: int
+    reach: int
+    cpu_flop: float
+    cpu_bytes: float
+
+
+SIZES = {
+    "quick": Size("quick", 3, 0, 1.0e9, 40e6),
+    "default": Size("default", 5, 1, 4.0e9, 40e6),
+    "full": Size("full", 7, 9, 130e9, 1.3e9),
+}
+# Not a size's business: results of two sizes must stay comparable, and asv compares by version.
+SAMPLES_PER_PROCESS = 5
+
+
+@dataclass(frozen=True, order=True)
+class Combination:
+    """One thing to measure."""
+
+    mode: str
+    shape: str
+    tokens: str
+    dtype: str
+    provider: str
+
+    @property
+    def params(self) -> tuple[str, str, str, str]:
+        return self.shape, self.tokens, self.dtype, self.provider
+
+    @property
+    def group(self) -> tuple[str, str, str, str]:
+        """Combinations of one group share inputs and the float64 reference."""
+        return self.mode, self.shape, self.tokens, self.dtype
+
+    @property
+    def count(self) -> int:
+        """Tokens in one call."""
+        shape = SHAPES[self.shape]
+        named = {"prompt": shape.prompt, "batch": shape.batch}
+        return named[self.tokens] if self.tokens in named else int(self.tokens)
+
+    @property
+    def flop(self) -> int:
+        """Floating-point operations of the GEMMs in one call; backward is two forwards."""
+        forward = 2 * SHAPES[self.shape].weights * self.count
+        return forward if self.mode == "Inference" else 3 * forward
+
+    @property
+    def least_bytes(self) -> int:
+        """Bytes one call must move if every tensor moves once.
+
+        Forward reads weights and x, writes y; backward reads weights, x and dy, writes dx and the
+        weights' gradients.
+        """
+        shape = SHAPES[self.shape]
+        row = self.count * shape.hidden
+        elements = shape.weights + 2 * row
+        if self.mode == "Training":
+            elements += 2 * shape.weights + 3 * row
+        return elements * ITEMSIZE[self.dtype]
+
+    def __str__(self) -> str:
+        return f"{self.mode} {self.shape} {self.tokens} {self.dtype} {self.provider}"
+
+
+def params_of(mode: str) -> tuple[list[str], list[str], list[str], list[str]]:
+    """The parameter lists of an asv class: the same on every machine, or asv drops results."""
+    tokens = list(TOKENS) if mode == "Inference" else ["prompt", "batch"]
+    providers = [name for name, provider in PROVIDERS.items() if mode in provider.modes]
+    return list(SHAPES), tokens, list(ITEMSIZE), providers
+
+
+PARAM_NAMES = ["shape", "tokens", "dtype", "provider"]
+
+
+def combinations(mode: str) -> Iterator[Combination]:
+    """Every combination of one mode, in asv's order."""
+    for params in itertools.product(*params_of(mode)):
+        yield Combination(mode, *params)
+
+
+def size_of(name: str | None = None) -> Size:
+    """The suite's size: by name, else from FUSED_MLP_SUITE, else the default one."""
+    name = name or os.environ.get("FUSED_MLP_SUITE") or "default"
+    if name not in SIZES:
+        raise ValueError(f"unknown suite size {name!r}; known: {', '.join(SIZES)}")
+    return SIZES[name]
+
+
+def device_kind() -> str:
+    """ "cuda" or "cpu", from FUSED_MLP_DEVICE or what the system shows; no torch needed."""
+    kind = os.environ.get("FUSED_MLP_DEVICE", "")
+    if kind:
+        if kind not in DTYPES:
+            raise ValueError(f"unknown device {kind!r} in FUSED_MLP_DEVICE; known: cpu, cuda")
+        return kind
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
+        return "cpu"
+    return "cuda" if any(map(os.path.exists, ("/dev/nvidia0", "/dev/dxg", "/dev/kfd"))) else "cpu"
+
+
+def left_out(combination: Combination, kind: str, size: Size) -> str | None:
+    """Why this device and size leave a combination out; None where it is measured."""
+    provider = PROVIDERS[combination.provider]
+    rank = provider.rank + DTYPES[kind].index(combination.dtype)
+    if rank > size.reach:
+        return (
+            f"{combination.provider} in {combination.dtype} has rank {rank} on a {kind}; "
+            f"the {size.name} suite reaches {size.reach}"
+        )
+    if kind == "cpu":
+        if combination.flop > size.cpu_flop:
+            return (
+                f"{combination.flop / 1e9:.1f} GFLOP a call; on a CPU the {size.name} suite "
+                f"measures up to {size.cpu_flop / 1e9:.1f}"
+            )
+        if combination.least_bytes > size.cpu_bytes:
+            return (
+                f"{combination.least_bytes / 1e6:.0f} MB a call; on a CPU the {size.name} suite "
+                f"measures up to {size.cpu_bytes / 1e6:.0f}"
+            )
+    return None
+
+
+@functools.lru_cache(maxsize=32)
+def chosen(mode: str, kind: str, size: Size) -> tuple[Combination, ...]:
+    """The combinations of one mode that this device and size measure."""
+    return tuple(c for c in combinations(mode) if left_out(c, kind, size) is None)
