@@ -43,9 +43,7 @@ def cpu_model() -> str:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
         return platform.processor() or platform.machine()
-    fields = dict(
-        line.split(":", 1) for line in text.split("\n\n")[0].splitlines() if ":" in line
-    )
+    fields = dict(line.split(":", 1) for line in text.split("\n\n")[0].splitlines() if ":" in line)
     fields = {key.strip(): value.strip() for key, value in fields.items()}
     flags = set(fields.get("flags", fields.get("Features", "")).split())
     wanted = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "sve")

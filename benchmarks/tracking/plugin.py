@@ -75,7 +75,16 @@ def _adopt_machine(conf, name: str | None, scratch: Path) -> str:
 
 
 def _warn_of_uncommitted(repo: str) -> None:
-    command = ["git", "-C", repo, "status", "--porcelain", "--untracked-files=no", "--", "fused_mlp"]
+    command = [
+        "git",
+        "-C",
+        repo,
+        "status",
+        "--porcelain",
+        "--untracked-files=no",
+        "--",
+        "fused_mlp",
+    ]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     if answer.stdout.strip():
         log.warning("fused_mlp has uncommitted changes: asv measures commits, not the working tree")
@@ -132,11 +141,13 @@ def _wrap_run_benchmarks(original):
         os.environ[MACHINE_DIR_VARIABLE] = str(session.results_dir / session.machine)
         try:
             return original(benchmarks, env, results=results, **kwargs)
-        except (util.UserError, KeyboardInterrupt):
+        except (util.UserError, KeyboardInterrupt) as error:
             # asv saves only whole runs; what was measured before the interruption is kept here.
             if list(results.get_all_result_keys()):
                 results.save(str(session.results_dir))
-                log.warning("Interrupted: what was measured so far is kept")
+                log.warning("Stopped early: what was measured so far is kept")
+            if isinstance(error, KeyboardInterrupt):
+                raise util.UserError("Interrupted.") from error
             raise
         finally:
             notes.lay_beside(side, session.results_dir / results._filename)

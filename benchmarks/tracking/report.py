@@ -49,7 +49,9 @@ def serve(html_dir: Path, port: int) -> int:
     try:
         server = http.server.ThreadingHTTPServer(("127.0.0.1", port), handler)
     except OSError as error:
-        print(f"port {port} is taken ({error.strerror}): choose another with --port", file=sys.stderr)
+        print(
+            f"port {port} is taken ({error.strerror}): choose another with --port", file=sys.stderr
+        )
         return 2
     address = f"http://127.0.0.1:{server.server_port}/"
     print(f"report at {address}  what changed at {address}{PAGE}  (Ctrl-C stops)", flush=True)
