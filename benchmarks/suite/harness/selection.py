@@ -1,4 +1,4 @@
-"""Which of the table's combinations one run measures: size, device, a person's filter, asv's choice.
+"""Which of the table's combinations one run measures: size, device, filter, asv's choice.
 
 For the asv plugin: ``selected(benchmark, kind, size)`` lists the parameter tuples worth a process;
 ``write_plan(path, {...})`` and the variable FUSED_MLP_PLAN tell the workers what asv will ask for.

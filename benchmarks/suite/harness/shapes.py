@@ -63,23 +63,27 @@ class Provider:
     rank: int
     text: str
     modes: tuple[str, ...] = MODES
+    devices: tuple[str, ...] = ("cpu", "cuda")
     path: str | None = None
     compiles: bool = False
 
 
+_INFERENCE = ("Inference",)
+_CUDA = ("cuda",)
 PROVIDERS = {
     "eager": Provider(0, "nn.Linear modules under no_grad (training: with autograd)"),
     "fused": Provider(0, "fused_mlp.FusedMLP, path by its own plan"),
     "compile": Provider(1, "torch.compile of eager", compiles=True),
-    "inference_mode": Provider(2, "eager under inference_mode", modes=("Inference",)),
+    "inference_mode": Provider(2, "eager under inference_mode", _INFERENCE),
     "compile_max_autotune": Provider(3, "torch.compile, max-autotune", compiles=True),
     "packed_vendor": Provider(2, "gate and up in one vendor GEMM, eager activation"),
-    "addmm_activation": Provider(2, "torch._addmm_activation", modes=("Inference",)),
+    "addmm_activation": Provider(2, "torch._addmm_activation", _INFERENCE),
     "fused_packed": Provider(2, "fused_mlp, path packed", path="packed"),
-    "fused_epilogue": Provider(2, "fused_mlp, path epilogue", path="epilogue"),
-    "fused_onednn": Provider(2, "fused_mlp, path onednn", modes=("Inference",), path="onednn"),
-    "liger": Provider(2, "liger-kernel's MLP, where installed"),
-    "quack": Provider(2, "QuACK's MLP, where installed"),
+    "fused_epilogue": Provider(2, "fused_mlp, path epilogue", devices=_CUDA, path="epilogue"),
+    "fused_decode": Provider(2, "fused_mlp, path decode", _INFERENCE, _CUDA, path="decode"),
+    "fused_onednn": Provider(2, "fused_mlp, path onednn", _INFERENCE, ("cpu",), path="onednn"),
+    "liger": Provider(2, "liger-kernel's MLP, where installed", devices=_CUDA),
+    "quack": Provider(2, "QuACK's MLP, where installed", devices=_CUDA),
 }
 # The dtype a device is used with comes first; each later one is one rank further away.
 DTYPES = {"cpu": ("fp32", "bf16", "fp16"), "cuda": ("bf16", "fp16", "fp32")}
@@ -198,6 +202,8 @@ def device_kind() -> str:
 def left_out(combination: Combination, kind: str, size: Size) -> str | None:
     """Why this device and size leave a combination out; None where it is measured."""
     provider = PROVIDERS[combination.provider]
+    if kind not in provider.devices:
+        return f"{combination.provider} runs on {' and '.join(provider.devices)} only"
     rank = provider.rank + DTYPES[kind].index(combination.dtype)
     if rank > size.reach:
         return (
