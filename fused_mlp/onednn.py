@@ -1,0 +1,197 @@
+"""MLP inference through oneDNN's fused linear layers on a CPU, with weights packed once and never served stale.
+
+    act(gate(x)) * up(x) is two calls (activation and product are post-ops), down(...) a third: no elementwise pass.
+
+A packed copy costs as many bytes as the weight. It is made at the second call that sees the same weight, so weights
+that live for one call are never copied, and it is dropped when the weight dies, moves or changes:
+
+- other storage, shape, strides or dtype (``.to()``, ``.data = ...``, ``load_state_dict(assign=True)``): the storage is
+  compared by identity, held weakly so that its address cannot be reused meanwhile;
+- writes that PyTorch counts (optimizers, ``copy_``, ``load_state_dict``): ``Tensor._version``;
+- writes that it does not count (``.data.mul_()``, NumPy views): the bits on the weight's diagonal, which cross every
+  row and every column, are compared at each call. A write that misses the diagonal, such as a few single elements set
+  through NumPy, cannot be seen: call `clear` after it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from .activations import Activation
+from .machine import onednn_native
+
+_linear = torch.ops.mkldnn._linear_pointwise
+_BITS = {2: torch.int16, 4: torch.int32}
+
+
+def _diagonal(weight: Tensor) -> Tensor:
+    """A view of the weight's bits that crosses every row and column; bits, since NaN differs from itself."""
+    bits = weight.detach().view(_BITS[weight.element_size()])
+    flat, step = bits.view(-1), weight.shape[1] + 1
+    return flat[::step]
+
+
+@dataclass(eq=False)
+class _Entry:
+    owner: weakref.ref
+    storage: StorageWeakRef
+    version: int
+    layout: tuple
+    diagonal: Tensor
+    sightings: int = 1
+    packed: Tensor | None = None
+    size: int = 0
+
+    def current(self, weight: Tensor) -> bool:
+        return (
+            self.owner() is weight
+            and self.version == weight._version
+            and self.storage.cdata == weight.untyped_storage()._cdata
+            and self.layout == (weight.shape, weight.stride(), weight.storage_offset(), weight.dtype)
+            and torch.equal(self.diagonal, _diagonal(weight))
+        )
+
+
+@dataclass
+class Cache:
+    """Packed weights, by the identity of the weight they were packed from.
+
+    ``limit`` bounds the bytes of all packed copies; weights beyond it are used as they lie, which is correct and
+    somewhat slower.
+    """
+
+    limit: int = 1 << 40
+    entries: dict[int, _Entry] = field(default_factory=dict)
+    bytes: int = 0
+
+    def get(self, weight: Tensor, *, at_once: bool = False) -> Tensor | None:
+        """The packed copy of ``weight``, or None if it is not (yet) worth one.
+
+        ``at_once`` packs at the first sighting.
+        """
+        if weight.is_inference() or not weight.is_contiguous():
+            return None  # no version counter, or no flat diagonal: nothing to tell a change by
+        key = id(weight)
+        entry = self.entries.get(key)
+        if entry is not None and entry.current(weight):
+            if entry.packed is None:
+                entry.sightings += 1
+        else:
+            self.drop(key)
+            entry = self._see(weight)
+        if entry.packed is None and (at_once or entry.sightings > 1):
+            self._pack(entry, weight)
+        return entry.packed
+
+    def _see(self, weight: Tensor) -> _Entry:
+        key = id(weight)
+        entry = _Entry(
+            weakref.ref(weight, lambda _: self.drop(key)),
+            StorageWeakRef(weight.untyped_storage()),
+            weight._version,
+            (weight.shape, weight.stride(), weight.storage_offset(), weight.dtype),
+            _diagonal(weight).clone(),
+        )
+        self.entries[key] = entry
+        return entry
+
+    def _pack(self, entry: _Entry, weight: Tensor) -> None:
+        size = weight.numel() * (weight.element_size() if _native(weight) else 4)
+        if self.bytes + size > self.limit:
+            return
+        with torch.no_grad():
+            source = weight.detach() if _native(weight) else weight.detach().float()
+            entry.packed = torch.ops.mkldnn._reorder_linear_weight(source, None)
+        self.bytes += size
+        entry.size = size
+
+    def drop(self, key: int) -> None:
+        entry = self.entries.pop(key, None)
+        if entry is not None and entry.packed is not None:
+            self.bytes -= entry.size
+
+    def clear(self) -> None:
+        """Drop every packed copy."""
+        self.entries.clear()
+        self.bytes = 0
+
+
+cache = Cache()
+
+
+def clear() -> None:
+    """Forget every packed weight; needed only after a write that nothing can see (see above)."""
+    cache.clear()
+
+
+def packed_bytes() -> int:
+    """Bytes that packed copies hold now."""
+    return cache.bytes
+
+
+def _native(weight: Tensor) -> bool:
+    return onednn_native(weight.dtype)
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    post: tuple[str, str] = ("none", ""),
+    times: Tensor | None = None,
+    plus: Tensor | None = None,
+) -> Tensor:
+    """``post(x · weightᵀ + bias)``, or that times or plus another tensor, in one oneDNN call."""
+    if times is not None:
+        return _linear.binary(x, times, weight, bias, "mul")
+    if plus is not None:
+        return _linear.binary(x, plus, weight, bias, "add")
+    return _linear(x, weight, bias, post[0], [], post[1])
+
+
+def mlp(
+    x: Tensor,
+    up_weight: Tensor,
+    down_weight: Tensor,
+    gate_weight: Tensor | None,
+    up_bias: Tensor | None,
+    gate_bias: Tensor | None,
+    down_bias: Tensor | None,
+    act: Activation,
+    *,
+    at_once: bool = False,
+) -> Tensor:
+    """Inference of the whole MLP; ``x`` is ``(tokens, hidden_size)``.
+
+    Where the CPU does not multiply the dtype natively, the packed weights are fp32, so that nothing is converted per
+    call but ``x`` and the result; until they are packed, the weights are.
+    """
+    if x.shape[0] == 0:
+        return x.new_empty(0, down_weight.shape[0])
+    upcast = not onednn_native(x.dtype)
+    x_, out = (x.float() if upcast else x), x.dtype
+
+    def ready(weight: Tensor) -> Tensor:
+        packed = cache.get(weight, at_once=at_once)
+        if packed is not None:
+            return packed
+        return weight.float() if upcast else weight
+
+    def ready_bias(bias: Tensor | None) -> Tensor | None:
+        return bias.float() if upcast and bias is not None else bias
+
+    first, first_bias = (
+        (up_weight, up_bias) if gate_weight is None else (gate_weight, gate_bias)
+    )
+    post = act.onednn or ("none", "")
+    hidden = linear(x_, ready(first), ready_bias(first_bias), post)
+    if act.onednn is None:
+        hidden = act.eager(hidden)
+    if gate_weight is not None:
+        hidden = linear(x_, ready(up_weight), ready_bias(up_bias), times=hidden)
+    return linear(hidden, ready(down_weight), ready_bias(down_bias)).to(out)
