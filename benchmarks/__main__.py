@@ -1,4 +1,4 @@
-"""``python -m benchmarks COMMAND``: everything around the measurements that asv has no command for."""
+"""``python -m benchmarks COMMAND``: what asv has no command for."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ import sys
 
 # command -> (module with add_arguments(parser) and run(args) -> exit code, one line of help)
 COMMANDS = {
+    "gate": (".tracking.gate", "judge a commit against another from what was measured"),
+    "history": (".tracking.history", "keep every measured point on the branch `results`"),
+    "notify": (".tracking.notify", "tell GitHub the verdict: comment, status, issues"),
     "report": (".tracking.report", "publish the HTML report and show it on this machine"),
 }
 
-EXIT_CODES = """exit codes:
-  0 pass   1 regressed   2 bad usage or broken infrastructure   3 inconclusive   4 nothing measured"""
+EXIT_CODES = """\
+exit codes:
+  0 pass   1 regressed   2 bad usage or broken infrastructure
+  3 inconclusive   4 nothing measured"""
 
 
 def main(argv: list[str] | None = None) -> int:

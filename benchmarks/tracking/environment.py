@@ -1,9 +1,11 @@
-"""An asv environment a commit builds in seconds: a small virtual environment over a prebuilt interpreter.
+"""An asv environment a commit builds in seconds: a small virtual environment over a prebuilt
+interpreter.
 
-torch and triton are gigabytes and pinned; what changes from commit to commit is this package. So the
-environment holds the package alone, and a ``.pth`` file shows it the packages of the interpreter below:
-the one that runs asv, or one named on the command line (``asv run -E overlay:PATH_TO_PYTHON``), which is
-how one commit is measured under two releases of torch or triton.
+torch and triton are gigabytes and pinned; what changes from commit to commit is this package. So
+the environment holds the package alone, and a ``.pth`` file shows it the packages of the
+interpreter below: the one that runs asv, or one named on the command line (``asv run -E
+overlay:PATH_TO_PYTHON``), which is how one commit is measured under two releases of torch or
+triton.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ print(json.dumps({
 
 @cache
 def inspect_interpreter(python: str) -> dict:
-    """Version, site folders and pinned packages of an interpreter, asked of it without importing torch."""
+    """Version, site folders and pinned packages of an interpreter, asked of it without importing
+    torch.
+    """
     try:
         answer = subprocess.run(
             [python, "-c", _INSPECT, *PINNED],
@@ -70,7 +74,8 @@ class Overlay(environment.Environment):
                 'Install it first: pip install -c constraints.txt -e ".[bench]"'
             )
         versions = {name: found["versions"][name] for name in PINNED if name not in missing}
-        # A local tag (2.13.0+cpu) is dropped from file names: the device is in the machine's identity.
+        # A local tag (2.13.0+cpu) is dropped from file names: the device is in the machine's
+        # identity.
         pinned = {name: version.split("+")[0] for name, version in versions.items()}
         for name, wanted in requirements.items():
             if wanted and pinned.get(name) != wanted:

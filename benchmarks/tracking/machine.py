@@ -1,8 +1,9 @@
 """Who measured: a machine's identity, made only of readings that survive a reboot.
 
-A result is comparable with another only when both came from the same hardware, so the identity names
-the results folder and travels in every result. Clock rates, temperatures, the kernel's release and the
-host's name are left out: they move, and an identity that moves splits the history.
+A result is comparable with another only when both came from the same hardware, so the identity
+names the results folder and travels in every result. Clock rates, temperatures, the kernel's
+release and the host's name are left out: they move, and an identity that moves splits the
+history.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from typing import Any
 NAME_VARIABLE = "FUSED_MLP_MACHINE"
 CLOCKS_VARIABLE = "FUSED_MLP_CLOCKS"
 
-# What must agree before two results may share a folder. Driver, torch and triton may change under the
-# same hardware; they travel in each result instead and are compared there.
+# What must agree before two results may share a folder. Driver, torch and triton may change under
+# the same hardware; they travel in each result instead and are compared there.
 HARDWARE = ("arch", "cpu", "num_cpu", "gpu", "gpu_count", "gpu_memory", "clocks")
 
 _GPU_SCRIPT = """
@@ -74,7 +75,8 @@ def _driver() -> str:
 
 def _gpu(python: str) -> dict[str, str]:
     none = {"gpu": "none", "gpu_count": "0", "gpu_memory": "none", "cuda": "none", "driver": "none"}
-    # Importing torch takes seconds, so it is asked only where a device node says there is something to ask.
+    # Importing torch takes seconds, so it is asked only where a device node says there is
+    # something to ask.
     if not any(os.path.exists(node) for node in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")):
         return none
     try:
@@ -120,7 +122,8 @@ def identify(python: str = sys.executable) -> dict[str, str]:
         "num_cpu": str(os.cpu_count()),
         "ram": _ram(),
         **_gpu(python),
-        # A driver does not say whether its clocks are locked; the step that locks them says so here.
+        # A driver does not say whether its clocks are locked; the step that locks them says so
+        # here.
         "clocks": os.environ.get(CLOCKS_VARIABLE, "unlocked"),
     }
     if info["gpu"] == "none":
@@ -129,7 +132,8 @@ def identify(python: str = sys.executable) -> dict[str, str]:
 
 
 def conflicts(known: dict[str, Any], seen: dict[str, Any]) -> list[str]:
-    """In words, each hardware field in which two identities of one name differ (empty: the same)."""
+    """In words, each hardware field in which two identities of one name differ (empty: the same).
+    """
     return [
         f"{key} is {seen[key]!r} here and {known[key]!r} there"
         for key in HARDWARE

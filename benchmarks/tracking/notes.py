@@ -1,7 +1,9 @@
-"""Side records: what asv's result file has no column for, one JSON object a line beside each result.
+"""Side records: what asv's result file has no column for, one JSON object a line beside each
+result.
 
-Why a combination was not applicable, a failure's text, kernel names, process ids, clock and temperature
-readings. The file ends in ``.jsonl`` because asv parses every other ``.json`` in the folder as a result.
+Why a combination was not applicable, a failure's text, kernel names, process ids, clock and
+temperature readings. The file ends in ``.jsonl`` because asv parses every other ``.json`` in the
+folder as a result.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ def read(path: Path) -> Iterator[dict]:
 
 
 def lay_beside(new: Path, result: Path) -> None:
-    """Move a run's records beside its result; a benchmark measured again replaces its old records."""
+    """Move a run's records beside its result; a benchmark measured again replaces its old records.
+    """
     fresh = list(read(new))
     new.unlink(missing_ok=True)
     if not fresh or not result.parent.is_dir():

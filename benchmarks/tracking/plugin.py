@@ -1,9 +1,10 @@
-"""What plain ``asv run`` and ``asv publish`` do more here than elsewhere; loaded by ``asv.conf.json``.
+"""What plain ``asv run`` and ``asv publish`` do more here than elsewhere; loaded by
+``asv.conf.json``.
 
-asv offers plugins no hook around a run, so the three functions that matter are wrapped, once, below:
-``Run.run`` (the machine's identity without a question, samples always kept, a report at the end),
-``run_benchmarks`` (side records beside the result; whatever was measured survives an interruption) and
-``Publish.run`` (a report that opens with the network off).
+asv offers plugins no hook around a run, so the three functions that matter are wrapped, once,
+below: ``Run.run`` (the machine's identity without a question, samples always kept, a report at
+the end), ``run_benchmarks`` (side records beside the result; whatever was measured survives an
+interruption) and ``Publish.run`` (a report that opens with the network off).
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def _identity() -> dict[str, str]:
 def _adopt_machine(conf, name: str | None, scratch: Path) -> str:
     """Write the identity where asv looks for it: a file of this run's own, never the one in HOME.
 
-    Two runs sharing the file in HOME crash on it, and ``asv machine --yes`` drops unknown fields from it.
+    Two runs sharing the file in HOME crash on it, and ``asv machine --yes`` drops unknown fields
+    from it.
     """
     info = dict(_identity())
     if name:
@@ -169,7 +171,8 @@ def setup() -> None:
     """Called by asv each time it loads the plugin; wraps once."""
     if getattr(Run.run, "__wrapped__", None) is not None:
         return
-    # NVML answers whether there is a GPU without creating a context that forked benchmarks would inherit.
+    # NVML answers whether there is a GPU without creating a context that forked benchmarks would
+    # inherit.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     # From the configuration's folder: `asv --config` may be called from anywhere.
     if os.getcwd() not in sys.path:

@@ -17,7 +17,7 @@ import sys
 from importlib.resources import files
 from pathlib import Path
 
-PAGE = "what_changed.html"
+from .changes import PAGE
 
 
 def finish(html_dir: Path) -> None:

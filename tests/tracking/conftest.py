@@ -113,3 +113,11 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     made = Project(tmp_path_factory.mktemp("project"))
     made.first_run = made.asv("run")  # type: ignore[attr-defined]
     return made
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    found = shutil.which("chromium") or shutil.which("google-chrome")
+    if not found:
+        pytest.skip("no Chromium on this machine")
+    return found

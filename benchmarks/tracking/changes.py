@@ -1,0 +1,120 @@
+"""The report's own page: what changed between the two newest measured commits of each machine."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+from asv.publishing import OutputPublisher
+
+from . import commits
+from .cases import cases, pairs, units
+from .judge import judge
+from .render import amount, change
+from .results import Problem, Run, load
+from .verdict import Outcome, Report, Verdict
+
+PAGE = "what_changed.html"
+_SHOWN = (Outcome.REGRESSED, Outcome.INCONCLUSIVE, Outcome.IMPROVED)
+_FOLDED = (Outcome.NOT_MEASURED, Outcome.PASS)
+_HARDWARE = ("gpu", "driver", "clocks", "cpu", "num_cpu", "torch", "triton", "python")
+
+
+@dataclass(frozen=True)
+class Page:
+    """One machine × environment: its newest commit against the one before."""
+
+    machine: str
+    hardware: str
+    report: Report
+    base_subject: str = ""
+    head_subject: str = ""
+
+    @property
+    def worst(self) -> list[Verdict]:
+        return [v for outcome in _SHOWN for v in self.report.of(outcome)]
+
+    @property
+    def folded(self) -> list[tuple[str, list[Verdict]]]:
+        found = [(outcome.value, self.report.of(outcome)) for outcome in _FOLDED]
+        return [(name, verdicts) for name, verdicts in found if verdicts]
+
+    @property
+    def counts(self) -> str:
+        numbers = {outcome.value: len(self.report.of(outcome)) for outcome in Outcome}
+        return ", ".join(f"{n} {name}" for name, n in numbers.items() if n)
+
+
+def newest_pairs(runs: Sequence[Run], line: Sequence[str]) -> list[tuple[str, str, str, str]]:
+    """(machine, env, base, head): the two newest commits on `line` each home has measured."""
+    place = {commit: i for i, commit in enumerate(line)}
+    homes: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for run in runs:
+        if run.commit in place:
+            homes[run.machine, run.env].add(run.commit)
+    ordered = {home: sorted(found, key=place.__getitem__) for home, found in homes.items()}
+    return [(*home, found[-2], found[-1]) for home, found in ordered.items() if len(found) > 1]
+
+
+def _hardware(run: Run) -> str:
+    named = [(key, run.params[key]) for key in _HARDWARE if run.params.get(key, "none") != "none"]
+    return " · ".join(f"{key} {value}" for key, value in named)
+
+
+def collect(results: Path, repo: Path) -> tuple[list[Page], list[Problem]]:
+    """Judge each machine's two newest measured commits on the checked-out line."""
+    runs, problems = load(results)
+    line = commits.ancestors(repo, commits.resolve(repo, "HEAD"))
+    pages = []
+    for machine, env, base, head in newest_pairs(runs, line):
+        home = [run for run in runs if (run.machine, run.env) == (machine, env)]
+        (pair,) = pairs(home, base, head, line)
+        report = Report(base, head, tuple(judge(cases(pair, units(results)))))
+        subjects = [commits.git(repo, "log", "-1", "--format=%s", c)[1] for c in (base, head)]
+        pages.append(Page(machine, _hardware(home[-1]), report, *subjects))
+    return pages, problems
+
+
+def render(project: str, pages: Sequence[Page], problems: Sequence[Problem] = ()) -> str:
+    """The page as HTML; every name is escaped, no script and no asset from elsewhere."""
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(
+        Path(__file__).with_name("what_changed.html.j2").read_text(encoding="utf-8")
+    )
+
+    def detectable(verdict: Verdict) -> str:
+        if not math.isfinite(verdict.detectable):
+            return "–"
+        return f"{100 * math.expm1(verdict.detectable):.1f} %" if verdict.detectable else "any"
+
+    return template.render(
+        project=project,
+        pages=pages,
+        problems=problems,
+        amount=amount,
+        change=change,
+        detectable=detectable,
+    )
+
+
+class WhatChanged(OutputPublisher):
+    """Lets ``asv publish`` write the page among its own."""
+
+    name = "what_changed"
+    button_label = "What changed"
+    description = "Verdicts of the newest commit, worst first"
+    order = 10
+
+    @classmethod
+    def publish(cls, conf, repo, benchmarks, graphs, revisions) -> None:
+        try:
+            pages, problems = collect(Path(conf.results_dir), Path(conf.repo))
+        except commits.Usage as error:
+            pages, problems = [], [Problem(conf.repo, str(error))]
+        Path(conf.html_dir, PAGE).write_text(
+            render(conf.project, pages, problems), encoding="utf-8"
+        )
