@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 
 @dataclass(frozen=True)
 class Tile:
@@ -15,3 +17,7 @@ class Tile:
     warps: int = 8
     stages: int = 3
     group: int = 8
+
+
+def default_tile(arch, dtype, problem, tokens):
+    return Tile()

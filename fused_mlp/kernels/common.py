@@ -1,10 +1,31 @@
-"""What every kernel needs: exact dots and stores under the interpreter, program order, precision."""
+"""What every kernel shares: how it is launched, where its rows start, how it multiplies and rounds.
+
+Launchers go through `launch`, so that `record` can see what they would run: the kernels compiled for a GPU that is
+not there are then the launchers' own choices, never a second list.
+"""
 
 from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+# Triton 3.10 turns this off by default, which made one kernel 15 % longer; so it is stated at every launch.
+FP_FUSION = True
+
+# Offsets inside one block are 32-bit (64-bit ones cost registers); its corner is 64-bit. 256 rows is the most a block
+# has, so strides below this keep the former exact.
+MAX_STRIDE = 2**31 // 256 - 1
+
+# Counts that change from call to call and only bound masks: a specialization for each would only mean recompiles.
+UNSPECIALIZED = ("tokens",)
 
 
 @triton.jit
@@ -15,6 +36,108 @@ def _probe():
 # Under TRITON_INTERPRET=1 `triton.jit` returns another class. Two of its faults are worked around below:
 # `tl.dot` multiplies the bit patterns of bf16, and the cast from fp32 to bf16 truncates.
 INTERPRETED = tl.constexpr(not isinstance(_probe, triton.JITFunction))
+
+
+@dataclass(frozen=True)
+class Specimen:
+    """One kernel as a launcher would run it, ready to be compiled for a GPU that is not there."""
+
+    name: str
+    kernel: Any
+    signature: dict[str, str]
+    constexprs: dict[str, Any]
+    attrs: dict[tuple[int, ...], list[list[Any]]] = field(repr=False)
+    num_warps: int
+    num_stages: int
+    fp_fusion: bool = FP_FUSION
+
+
+_recorder: ContextVar[tuple[str, list[Specimen]] | None] = ContextVar("recorder", default=None)
+
+_TYPES = {
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float64: "fp64",
+}
+
+
+def _specialize(kernel: Any, args: dict[str, Any], warps: int, stages: int) -> Specimen:
+    """Triton's own rules: None and 1 are constants, a multiple of 16 is known to be one."""
+    signature: dict[str, str] = {}
+    constexprs: dict[str, Any] = {}
+    attrs = {}
+    for index, name in enumerate(kernel.arg_names):
+        value = args[name]
+        if isinstance(value, Tensor):
+            signature[name] = "*" + _TYPES[value.dtype]
+            aligned = value.storage_offset() * value.element_size() % 16 == 0
+        elif name.isupper() or value is None or (value == 1 and name not in UNSPECIALIZED):
+            signature[name] = "constexpr"
+            constexprs[name] = value
+            continue
+        else:
+            signature[name] = "i64" if value >= 2**31 else "i32"
+            aligned = value % 16 == 0 and name not in UNSPECIALIZED
+        if aligned:
+            attrs[(index,)] = [["tt.divisibility", 16]]
+    return Specimen(kernel.__name__, kernel, signature, constexprs, attrs, warps, stages)
+
+
+@contextlib.contextmanager
+def record(arch: str) -> Iterator[list[Specimen]]:
+    """Inside, launchers run nothing and take meta tensors; what they would launch on ``arch`` is collected."""
+    specimens: list[Specimen] = []
+    token = _recorder.set((arch, specimens))
+    try:
+        yield specimens
+    finally:
+        _recorder.reset(token)
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, warps: int, stages: int, **meta: Any):
+    """``kernel[grid](*args, **meta)`` with every compile option stated."""
+    recording = _recorder.get()
+    if recording is not None:
+        bound = dict(zip(kernel.arg_names, args, strict=False)) | meta
+        recording[1].append(_specialize(kernel, bound, warps, stages))
+        return
+    kernel[grid](*args, **meta, num_warps=warps, num_stages=stages, enable_fp_fusion=FP_FUSION)
+
+
+def architecture(device: torch.device) -> str:
+    """``sm90``, ``gfx942``, ...; ``interpreter`` where kernels run on a CPU."""
+    recording = _recorder.get()
+    if recording is not None:
+        return recording[0]
+    if device.type != "cuda":
+        return "interpreter"
+    if torch.version.hip:
+        return torch.cuda.get_device_properties(device).gcnArchName.split(":")[0]
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm{major}{minor}"
+
+
+def input_precision(dtype: torch.dtype, arch: str) -> str:
+    """How fp32 operands are multiplied: as `torch.set_float32_matmul_precision` says, where the hardware can."""
+    if dtype != torch.float32 or not arch.startswith("sm"):
+        return "ieee"
+    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+
+def tame(tensor: Tensor) -> Tensor:
+    """The tensor, or a contiguous copy where a stride is too long for 32-bit offsets inside a block."""
+    if all(stride <= MAX_STRIDE for stride in tensor.stride()):
+        return tensor
+    tensor = tensor.contiguous()
+    if tensor.shape[-1] > MAX_STRIDE:
+        raise ValueError(f"rows of {tensor.shape[-1]} elements; kernels take at most {MAX_STRIDE}")
+    return tensor
+
+
+def rows_of(tensor: Tensor) -> Tensor:
+    """A 2-d tensor whose rows have unit stride, which is what lets loads be 16 bytes wide."""
+    return tame(tensor if tensor.stride(-1) == 1 else tensor.contiguous())
 
 
 @triton.jit
@@ -37,16 +160,15 @@ def cast(x, dtype: tl.constexpr):
 
 
 @triton.jit
-def grouped(pid, blocks_m, blocks_n, GROUP: tl.constexpr):
+def corner(pointer, block, BLOCK: tl.constexpr, stride):
+    """Where a block starts: the one place a product can pass 2^31."""
+    return pointer + (block * BLOCK).to(tl.int64) * stride
+
+
+@triton.jit
+def grouped(program, blocks_m, blocks_n, GROUP: tl.constexpr):
     """Program number to (block row, block column): GROUP rows at a time share their columns in L2."""
     width = GROUP * blocks_n
-    first = (pid // width) * GROUP
+    first = (program // width) * GROUP
     rows = tl.minimum(blocks_m - first, GROUP)
-    return first + (pid % width) % rows, (pid % width) // rows
-
-
-def input_precision(dtype: torch.dtype) -> str:
-    """How fp32 operands are multiplied: as `torch.set_float32_matmul_precision` says."""
-    if dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
-        return "tf32"
-    return "ieee"
+    return first + (program % width) % rows, (program % width) // rows

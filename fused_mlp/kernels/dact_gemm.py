@@ -1,70 +1,109 @@
-"""dH = dY·Wd, with the activation's derivative as the epilogue: dH itself is never stored."""
+"""The backward of hidden = act(gate) · up, fused into the product that feeds it: dH = dY·Wd is never stored.
+
+    d_gate = dH · up · act'(gate)        d_up = dH · act(gate)        hidden = act(gate) · up, again
+
+d_gate and d_up land in one (tokens, 2 * intermediate) buffer, so that dX = [d_gate | d_up]·[Wg ; Wu] is one GEMM; hidden
+is what the down weight's gradient needs. Eager writes and reads dH, act(gate) and two products between kernels: 9 passes
+over a (tokens, intermediate) activation that do not happen here. Bias gradients are summed over each block of rows
+while its values are in registers, then over blocks in a fixed order: no atomics, the same bits every time.
+"""
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ..activations import forward_backward
 from ..activations import get as get_activation
-from ..tiles import Tile
-from .activation import ActGrads
-from .common import cast, dot, grouped, input_precision
+from ..tiles import Tile, default_tile
+from .activation import ActGrads, new_grads, sum_partials
+from .common import (
+    UNSPECIALIZED,
+    architecture,
+    cast,
+    corner,
+    dot,
+    grouped,
+    input_precision,
+    launch,
+    rows_of,
+    tame,
+)
 
 
-@triton.jit
-def _kernel(
+@triton.jit(do_not_specialize=UNSPECIALIZED)
+def dact_gemm_kernel(
     dy_ptr, weight_ptr, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, hidden_ptr, partial_ptr,
-    M, N, K, dy_stride_m, dy_stride_k, weight_stride_k, weight_stride_n,
+    tokens, N, K, dy_stride_m, dy_stride_k, weight_stride_k, weight_stride_n,
     gate_stride, up_stride, out_stride, hidden_stride, partial_stride,
-    ACTIVATION: tl.constexpr, PRECISION: tl.constexpr,
+    ACTIVATION: tl.constexpr, PRECISION: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     block_m, block_n = grouped(
-        tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP
+        tl.program_id(0), tl.cdiv(tokens, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP
     )
-    rows = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
-    cols = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    rows = tl.arange(0, BLOCK_M)
+    cols = tl.arange(0, BLOCK_N)
     ks = tl.arange(0, BLOCK_K)
-    safe_rows = tl.where(rows < M, rows, 0).to(tl.int64)
-    safe_cols = tl.where(cols < N, cols, 0).to(tl.int64)
-    dy = dy_ptr + safe_rows[:, None] * dy_stride_m + ks[None, :] * dy_stride_k
-    weight = weight_ptr + ks[:, None] * weight_stride_k + safe_cols[None, :] * weight_stride_n
+    row_inside = block_m * BLOCK_M + rows < tokens
+    col_inside = block_n * BLOCK_N + cols < N
+    # Rows past the end read the block's first row: a clamp costs less than a mask in the loop.
+    dy = corner(dy_ptr, block_m, BLOCK_M, dy_stride_m)
+    dy += tl.where(row_inside, rows, 0)[:, None] * dy_stride_m + ks[None, :] * dy_stride_k
+    weight = corner(weight_ptr, block_n, BLOCK_N, weight_stride_n)
+    weight += cols[None, :] * weight_stride_n + ks[:, None] * weight_stride_k
     grad = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for k in range(0, K, BLOCK_K):
-        inside = ks < K - k
-        grad = dot(
-            tl.load(dy, inside[None, :], 0.0),
-            tl.load(weight, inside[:, None], 0.0),
-            grad,
-            PRECISION,
-        )
+        if EVEN_K:
+            a = tl.load(dy)
+        else:
+            a = tl.load(dy, (ks < K - k)[None, :], 0.0)
+        if EVEN_K and EVEN_N:
+            b = tl.load(weight)
+        else:
+            b = tl.load(weight, (ks < K - k)[:, None] & col_inside[None, :], 0.0)
+        grad = dot(a, b, grad, PRECISION)
         dy += BLOCK_K * dy_stride_k
         weight += BLOCK_K * weight_stride_k
 
-    mask = (rows < M)[:, None] & (cols < N)[None, :]
-    rows = rows.to(tl.int64)[:, None]
+    mask = row_inside[:, None] & col_inside[None, :]
     dtype = d_gate_ptr.dtype.element_ty
-    gate = tl.load(gate_ptr + rows * gate_stride + cols[None, :], mask, 0.0).to(tl.float32)
+    cols += block_n * BLOCK_N
+    out = rows[:, None] * out_stride + cols[None, :]
+    gate = corner(gate_ptr, block_m, BLOCK_M, gate_stride)
+    # Read once, never again: leave L2 to the weights.
+    gate = tl.load(
+        gate + rows[:, None] * gate_stride + cols[None, :],
+        mask,
+        0.0,
+        eviction_policy="evict_first",
+    ).to(tl.float32)
     if up_ptr is not None:
-        up = tl.load(up_ptr + rows * up_stride + cols[None, :], mask, 0.0).to(tl.float32)
+        up = corner(up_ptr, block_m, BLOCK_M, up_stride)
+        up = tl.load(
+            up + rows[:, None] * up_stride + cols[None, :],
+            mask,
+            0.0,
+            eviction_policy="evict_first",
+        ).to(tl.float32)
         act, d_gate = forward_backward(gate, grad * up, ACTIVATION)
         d_up = grad * act
         hidden = act * up
-        tl.store(d_up_ptr + rows * out_stride + cols[None, :], cast(d_up, dtype), mask)
+        tl.store(corner(d_up_ptr, block_m, BLOCK_M, out_stride) + out, cast(d_up, dtype), mask)
         if partial_ptr is not None:
             total = tl.sum(tl.where(mask, d_up, 0.0), 0)
-            tl.store(partial_ptr + block_m * partial_stride + N + cols, total, cols < N)
+            tl.store(partial_ptr + block_m * partial_stride + N + cols, total, col_inside)
     else:
         hidden, d_gate = forward_backward(gate, grad, ACTIVATION)
-    tl.store(d_gate_ptr + rows * out_stride + cols[None, :], cast(d_gate, dtype), mask)
+    tl.store(corner(d_gate_ptr, block_m, BLOCK_M, out_stride) + out, cast(d_gate, dtype), mask)
     if hidden_ptr is not None:
-        tl.store(hidden_ptr + rows * hidden_stride + cols[None, :], cast(hidden, dtype), mask)
+        out = corner(hidden_ptr, block_m, BLOCK_M, hidden_stride)
+        out += rows[:, None] * hidden_stride + cols[None, :]
+        tl.store(out, cast(hidden, dtype), mask)
     if partial_ptr is not None:
         total = tl.sum(tl.where(mask, d_gate, 0.0), 0)
-        tl.store(partial_ptr + block_m * partial_stride + cols, total, cols < N)
+        tl.store(partial_ptr + block_m * partial_stride + cols, total, col_inside)
 
 
 def gemm_dact(
@@ -83,30 +122,27 @@ def gemm_dact(
     Shapes: d_out (tokens, hidden_size); down_weight (hidden_size, intermediate), any strides; gate, up (tokens,
     intermediate) with biases included. In a plain MLP ``gate`` is the one pre-activation and ``up`` is None.
     """
-    tile = tile or Tile()
     tokens, hidden_size = d_out.shape
     intermediate = down_weight.shape[1]
-    parts = 1 if up is None else 2
-    packed = d_out.new_empty(tokens, parts * intermediate)
-    d_gate = packed[:, :intermediate]
-    d_up = None if up is None else packed[:, intermediate:]
-    hidden = d_out.new_empty(tokens, intermediate) if recompute_hidden else None
-    rows = triton.cdiv(tokens, tile.m)
-    partial = (
-        torch.empty(rows, packed.shape[1], device=d_out.device, dtype=torch.float32)
-        if bias_grads
-        else None
-    )
-    if packed.numel():
-        grid = (rows * triton.cdiv(intermediate, tile.n),)
-        _kernel[grid](
-            d_out, down_weight, gate, up, d_gate, d_up, hidden, partial,
+    arch = architecture(d_out.device)
+    problem = "plain_backward" if up is None else "glu_backward"
+    tile = tile or default_tile(arch, d_out.dtype, problem, tokens)
+    d_out, down_weight = tame(d_out), tame(down_weight)
+    gate = rows_of(gate)
+    up = None if up is None else rows_of(up)
+    blocks = triton.cdiv(tokens, tile.m)
+    grads, partial = new_grads(gate, up, blocks, recompute_hidden, bias_grads)
+    if gate.numel():
+        hidden = grads.hidden
+        launch(
+            dact_gemm_kernel, (blocks * triton.cdiv(intermediate, tile.n),),
+            d_out, down_weight, gate, up, grads.d_gate, grads.d_up, hidden, partial,
             tokens, intermediate, hidden_size, *d_out.stride(), *down_weight.stride(),
-            gate.stride(0), 0 if up is None else up.stride(0), packed.stride(0),
-            0 if hidden is None else hidden.stride(0), packed.shape[1],
-            ACTIVATION=get_activation(activation).name, PRECISION=input_precision(d_out.dtype),
+            gate.stride(0), 0 if up is None else up.stride(0), grads.packed.stride(0),
+            0 if hidden is None else hidden.stride(0), grads.packed.shape[1],
+            ACTIVATION=get_activation(activation).name, PRECISION=input_precision(d_out.dtype, arch),
+            EVEN_N=intermediate % tile.n == 0, EVEN_K=hidden_size % tile.k == 0,
             BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, GROUP=tile.group,
-            num_warps=tile.warps, num_stages=tile.stages,
+            warps=tile.warps, stages=tile.stages,
         )  # fmt: skip
-    sums = None if partial is None else partial.sum(0).to(d_out.dtype)
-    return ActGrads(d_gate, d_up, hidden, sums, packed)
+    return sum_partials(grads, partial)
