@@ -9,7 +9,9 @@ interruption) and ``Publish.run`` (a report that opens with the network off).
 
 from __future__ import annotations
 
+import ast
 import functools
+import itertools
 import json
 import os
 import subprocess
@@ -24,7 +26,8 @@ from asv.commands.run import Run
 from asv.console import log
 from asv.machine import Machine, MachineCollection
 
-from . import environment, notes, report  # noqa: F401  (environment and publisher register themselves)
+from ..suite.harness import selection
+from . import environment, notes, report  # noqa: F401  (environment and publisher register here)
 from .machine import conflicts, identify
 
 NOTES_VARIABLE = "FUSED_MLP_NOTES"
@@ -131,6 +134,36 @@ def _wrap_run(original):
     return classmethod(run)
 
 
+def _narrow(benchmarks, plan: Path) -> None:
+    """Leave out what this machine cannot measure, so that it starts no process of its own.
+
+    asv keeps one process a combination; the suite's own rule says which are worth one, and the
+    workers are told what is left.
+    """
+    asked = {}
+    for name, benchmark in benchmarks.items():
+        chosen = benchmarks.benchmark_selection.get(name)
+        if chosen is None:
+            continue
+        try:
+            worth = set(selection.selected(name))
+        except KeyError:
+            continue  # not of the shape table
+        except ValueError as error:
+            raise util.UserError(str(error)) from error
+        names = [[ast.literal_eval(value) for value in axis] for axis in benchmark["params"]]
+        combinations = list(itertools.product(*names))
+        left = [index for index in chosen if combinations[index] in worth]
+        benchmarks.benchmark_selection[name] = left
+        asked[name] = [combinations[index] for index in left]
+    if asked and not any(asked.values()) and len(asked) == len(benchmarks):
+        raise util.UserError(
+            "nothing is left to measure: the suite's size, its filter and --bench leave out every "
+            "combination on this machine (python -m benchmarks doctor says what it can measure)"
+        )
+    selection.write_plan(plan, asked)
+
+
 def _wrap_run_benchmarks(original):
     @functools.wraps(original)
     def run_benchmarks(benchmarks, env, results=None, **kwargs):
@@ -141,6 +174,9 @@ def _wrap_run_benchmarks(original):
         side.unlink(missing_ok=True)
         os.environ[NOTES_VARIABLE] = str(side)
         os.environ[MACHINE_DIR_VARIABLE] = str(session.results_dir / session.machine)
+        plan = session.scratch / f"plan-{os.getpid()}.json"
+        _narrow(benchmarks, plan)
+        os.environ[selection.PLAN_VARIABLE] = str(plan)
         try:
             return original(benchmarks, env, results=results, **kwargs)
         except (util.UserError, KeyboardInterrupt) as error:
@@ -152,6 +188,7 @@ def _wrap_run_benchmarks(original):
                 raise util.UserError("Interrupted.") from error
             raise
         finally:
+            plan.unlink(missing_ok=True)
             notes.lay_beside(side, session.results_dir / results._filename)
 
     return run_benchmarks
