@@ -6,6 +6,8 @@ import math
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn import Parameter
 
 from . import activations, ops, paths, plan, reference
@@ -13,6 +15,7 @@ from .paths import Params
 
 _KEEP = {"none": 2, "activation": 1, "all": 0}
 _PLAIN = (Tensor, Parameter)
+_TRACED = (*_PLAIN, FakeTensor, FunctionalTensor)  # what torch.compile and torch.export put in their place
 
 
 def fused_mlp(
@@ -66,19 +69,47 @@ def fused_mlp(
 
 def run(x: Tensor, p: Params, act: activations.Activation, recompute: str) -> Tensor:
     """`fused_mlp` for parameters already gathered."""
-    check(x, p, recompute)
+    keep = check(x, p, recompute)
+    if torch.compiler.is_compiling():
+        return _traced(x, p, act, keep)
+    if x.requires_grad and torch.is_inference_mode_enabled():
+        raise RuntimeError(
+            "x requires a gradient, but inference mode records none; use torch.no_grad(), or x.detach()"
+        )
+    dtype = ops.autocast_dtype(x.device.type)
+    if dtype is not None:
+        x, p = ops.cast(x, dtype), Params(*(ops.cast(t, dtype) for t in p))
     why = unusual(x, p)
     if why is not None:
         if plan.forced() not in (None, "eager"):
             raise plan.PathError(f"path {plan.forced()!r} was forced but cannot run: {why}")
         return reference.mlp(x, p[0], p[1], **_keywords(p), activation=act.name)
-    training = torch.is_grad_enabled() and (x.requires_grad or any(t is not None and t.requires_grad for t in p))
-    rows = x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-    if training:
-        y = ops.MLP.apply(rows, *p, act.name, _KEEP[recompute])
+    rows = x if x.dim() == 2 else _rows(x)
+    if wants_grad(x, p):
+        y = ops.MLP.apply(rows, *p, act.name, keep)
     else:
         y = paths.inference(ops.plan_for(rows, p, act.name, False), rows, p, act)
     return y if x.dim() == 2 else y.view(*x.shape[:-1], y.shape[-1])
+
+
+def _traced(x: Tensor, p: Params, act: activations.Activation, keep: int) -> Tensor:
+    training = wants_grad(x, p)
+    if any(t is not None and type(t) not in _TRACED for t in (x, *p)):
+        return reference.mlp(x, p[0], p[1], **_keywords(p), activation=act.name)
+    rows = x if x.dim() == 2 else _rows(x)
+    y = ops.mlp_op(rows, *p, act.name, keep if training else 0, training)[0]
+    return y if x.dim() == 2 else y.view(*x.shape[:-1], y.shape[-1])
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+
+
+def wants_grad(x: Tensor, p: Params) -> bool:
+    """Whether autograd will ask for a gradient of this call."""
+    if not torch.is_grad_enabled():
+        return False
+    return x.requires_grad or any(t is not None and t.requires_grad for t in p)
 
 
 def _keywords(p: Params) -> dict[str, Tensor | None]:
@@ -86,20 +117,73 @@ def _keywords(p: Params) -> dict[str, Tensor | None]:
 
 
 def unusual(x: Tensor, p: Params) -> str | None:
-    """Why only `reference.mlp` can serve this call, or None."""
+    """Why only `reference.mlp`, made of PyTorch's own operators, can serve this call; None if it is a plain one."""
     for t in (x, *p):
-        if t is not None and type(t) not in _PLAIN:
-            return f"a {type(t).__name__} is not a plain tensor"
+        if t is not None:
+            if type(t) not in _PLAIN:
+                return f"a {type(t).__name__} is not a plain tensor; PyTorch's own operators handle it"
+            if t.layout is not torch.strided:
+                return f"a {t.layout} tensor is not strided"
+    if x.device.type == "meta":
+        return "meta tensors have shapes only"
+    if torch._C._are_functorch_transforms_active():
+        return "inside a torch.func transform (vmap, grad, jvp, ...)"
+    if torch.autograd.forward_ad._current_level >= 0:
+        return "inside forward-mode differentiation"
+    if torch._C._len_torch_dispatch_stack():
+        return "inside a TorchDispatchMode, which has to see every operator"
     return None
 
 
-def check(x: Tensor, p: Params, recompute: str) -> None:
-    """Raise the one clear exception for arguments that cannot work."""
-    if recompute not in _KEEP:
+def check(x: Tensor, p: Params, recompute: str) -> int:
+    """Raise the one clear exception for arguments that cannot work; returns how much `recompute` keeps."""
+    keep = _KEEP.get(recompute)
+    if keep is None:
         raise ValueError(f"unknown recompute {recompute!r}; known are {', '.join(map(repr, _KEEP))}")
-    up, down, gate = p.up_weight, p.down_weight, p.gate_weight
-    if up.dim() != 2 or down.dim() != 2 or x.dim() < 1 or x.shape[-1] != up.shape[1]:
+    up, down, gate, up_bias, gate_bias, down_bias = p
+    dtype, device = x.dtype, x.device
+    if not dtype.is_floating_point:
+        raise TypeError(f"x is {dtype}; an MLP needs a floating-point x, for instance x.float()")
+    _fits(x.dim() >= 1 and up.dim() == 2 and x.shape[-1] == up.shape[1], "x", x, "up_weight", up,
+          "(..., hidden_size)", "(intermediate_size, hidden_size)")  # fmt: skip
+    _fits(down.dim() == 2 and down.shape[1] == up.shape[0], "down_weight", down, "up_weight", up,
+          "(hidden_size, intermediate_size)", "(intermediate_size, hidden_size)")  # fmt: skip
+    if gate is not None:
+        _fits(gate.shape == up.shape, "gate_weight", gate, "up_weight", up,
+              "(intermediate_size, hidden_size)", "(intermediate_size, hidden_size)")  # fmt: skip
+    elif gate_bias is not None:
+        raise ValueError(f"gate_bias is {tuple(gate_bias.shape)} but there is no gate_weight")
+    for name, bias, owner, weight in (
+        ("up_bias", up_bias, "up_weight", up),
+        ("gate_bias", gate_bias, "gate_weight", gate),
+        ("down_bias", down_bias, "down_weight", down),
+    ):
+        if bias is not None:
+            _fits(bias.dim() == 1 and bias.shape[0] == weight.shape[0], name, bias, owner, weight,
+                  "(out_features,)", "(out_features, in_features)")  # fmt: skip
+    for name, t in zip(Params._fields, p, strict=True):
+        if t is None:
+            continue
+        if t.device != device:
+            if t.device.type == "meta":
+                raise RuntimeError(
+                    f"{name} is on the meta device and has no values; materialise it "
+                    f"(module.to_empty, then load_state_dict) before an x on {device} goes in"
+                )
+            raise ValueError(f"{name} is on {t.device} but x is on {device}; both must be on one device")
+        if t.dtype != dtype and ops.autocast_dtype(device.type) is None:
+            raise TypeError(
+                f"{name} is {t.dtype} but x is {dtype}; both must have one dtype, or run under torch.autocast"
+            )
+    return keep
+
+
+def _fits(
+    ok: bool, name: str, t: Tensor, other: str, reference: Tensor, shape: str, reference_shape: str
+) -> None:
+    if not ok:
+        both = "both" if shape == reference_shape else "they"
+        expected = shape if shape == reference_shape else f"{shape} and {reference_shape}"
         raise ValueError(
-            f"x is {tuple(x.shape)} but up_weight is {tuple(up.shape)}; "
-            "they must be (..., hidden_size) and (intermediate_size, hidden_size)"
+            f"{name} is {tuple(t.shape)} but {other} is {tuple(reference.shape)}; {both} must be {expected}"
         )

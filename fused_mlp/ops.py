@@ -12,6 +12,7 @@ One forward, one backward and one rule for what is saved serve two front doors:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -76,21 +77,160 @@ def _once(grads: Sequence[Tensor | None]) -> list[Tensor | None]:
     return out
 
 
+def _saved(ctx, x: Tensor, p: Params, kept: Sequence[Tensor | None], activation: str) -> None:
+    """The one rule for what a forward saves; `_load` is its inverse."""
+    ctx.save_for_backward(x, *p, *kept)
+    ctx.activation = activation
+
+
+def _load(ctx) -> tuple[Tensor, Params, Kept]:
+    x, *rest = ctx.saved_tensors
+    return x, Params(*rest[:6]), Kept(*rest[6:])
+
+
 class MLP(torch.autograd.Function):
     """The MLP for eager calls: ``apply(x, *Params, activation, keep) -> y``."""
 
     @staticmethod
-    def forward(ctx, x, up_weight, down_weight, gate_weight, up_bias, gate_bias, down_bias, activation, keep):
+    def forward(
+        ctx, x, up_weight, down_weight, gate_weight, up_bias, gate_bias, down_bias, activation, keep
+    ):
         p = Params(up_weight, down_weight, gate_weight, up_bias, gate_bias, down_bias)
         y, kept = _forward(x, p, activation, keep, True)
-        ctx.save_for_backward(x, *p, *kept)
-        ctx.activation = activation
+        _saved(ctx, x, p, kept, activation)
         return y
 
     @staticmethod
     def backward(ctx, dy):
-        x, *rest = ctx.saved_tensors
-        p, kept = Params(*rest[:6]), Kept(*rest[6:])
-        with torch.no_grad():
+        x, p, kept = _load(ctx)
+        with torch.no_grad(), without_autocast(x.device.type):
             grads = _backward(dy, x, p, kept, ctx.activation, ctx.needs_input_grad[:7])
         return *_once(grads), None, None
+
+
+def without_autocast(device_type: str) -> AbstractContextManager:
+    """Casting is done once, before the operator; sums and products inside it choose their own precision."""
+    if torch.is_autocast_enabled(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return nullcontext()
+
+
+def autocast_dtype(device_type: str) -> torch.dtype | None:
+    """What autocast casts operands to, or None where it is off."""
+    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
+
+
+# ---------------------------------------------------------------- operators that a traced graph holds
+
+
+@torch.library.custom_op("fused_mlp::mlp", mutates_args=())
+def mlp_op(
+    x: Tensor,
+    up_weight: Tensor,
+    down_weight: Tensor,
+    gate_weight: Tensor | None,
+    up_bias: Tensor | None,
+    gate_bias: Tensor | None,
+    down_bias: Tensor | None,
+    activation: str,
+    keep: int,
+    training: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The output and `Kept`, with empty tensors for what was not kept. ``x`` is ``(tokens, hidden_size)``."""
+    p = Params(up_weight, down_weight, gate_weight, up_bias, gate_bias, down_bias)
+    y, kept = _forward(x, p, activation, keep, training)
+    return y, *(x.new_empty(0) if t is None else t for t in kept)
+
+
+@mlp_op.register_fake
+def _(x, up_weight, down_weight, gate_weight, up_bias, gate_bias, down_bias, activation, keep, training):
+    tokens, width = x.shape[0], up_weight.shape[0]
+    gated, nothing = gate_weight is not None, (0,)
+    two = paths.buffers(x.device, gated) == 2
+    first = (tokens, width if two or not gated else 2 * width)
+    hidden = paths.keeps_hidden(keep, gated, activations.get(activation))
+    shapes = (
+        (tokens, down_weight.shape[0]),
+        first if keep else nothing,
+        (tokens, width) if keep and two else nothing,
+        (tokens, width) if hidden else nothing,
+    )
+    return tuple(x.new_empty(shape) for shape in shapes)
+
+
+@torch.library.custom_op("fused_mlp::mlp_backward", mutates_args=())
+def mlp_backward_op(
+    dy: Tensor,
+    x: Tensor,
+    up_weight: Tensor,
+    down_weight: Tensor,
+    gate_weight: Tensor | None,
+    up_bias: Tensor | None,
+    gate_bias: Tensor | None,
+    down_bias: Tensor | None,
+    first: Tensor,
+    second: Tensor,
+    hidden: Tensor,
+    activation: str,
+    needs: list[bool],
+) -> list[Tensor]:
+    """`Grads`, with empty tensors for those not needed."""
+    p = Params(up_weight, down_weight, gate_weight, up_bias, gate_bias, down_bias)
+    # An empty tensor stands for what was not kept. With no tokens that is ambiguous and harmless: it is computed again.
+    kept = Kept(*(t if t.numel() else None for t in (first, second, hidden)))
+    grads = _backward(dy, x, p, kept, activation, needs)
+    return [x.new_empty(0) if g is None else g for g in grads]
+
+
+@mlp_backward_op.register_fake
+def _(
+    dy, x, up_weight, down_weight, gate_weight, up_bias, gate_bias, down_bias,
+    first, second, hidden, activation, needs,
+):  # fmt: skip
+    wrt = (x, up_weight, down_weight, gate_weight, up_bias, gate_bias, down_bias)
+    return [
+        x.new_empty(t.shape if t is not None and need else (0,))
+        for t, need in zip(wrt, needs, strict=True)
+    ]
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    x, *rest = inputs
+    _saved(ctx, x, Params(*rest[:6]), output[1:], rest[6])
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def _traced_backward(ctx, dy, *_):
+    x, p, kept = _load(ctx)
+    needs = list(ctx.needs_input_grad[:7])
+    grads = mlp_backward_op(dy, x, *p, *kept, ctx.activation, needs)
+    return *(g if need else None for g, need in zip(grads, needs, strict=True)), None, None, None
+
+
+def _refuse_backward(ctx, *_):
+    raise RuntimeError(TWICE)
+
+
+mlp_op.register_autograd(_traced_backward, setup_context=_setup_context)
+mlp_backward_op.register_autograd(_refuse_backward)
+
+
+def _autocast(device_type: str) -> None:
+    """Operands are cast as those of `torch.nn.functional.linear` would be: to autocast's dtype, float64 left alone."""
+
+    def rule(x, *rest):
+        dtype = torch.get_autocast_dtype(device_type)
+        with torch.autocast(device_type, enabled=False):
+            return mlp_op(cast(x, dtype), *(cast(t, dtype) for t in rest[:6]), *rest[6:])
+
+    _LIBRARY.impl("mlp", rule, f"Autocast{device_type.upper()}", with_keyset=False)
+
+
+def cast(t: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """``t`` as autocast would cast it."""
+    return t if t is None or t.dtype in (dtype, torch.float64) else t.to(dtype)
+
+
+_LIBRARY = torch.library.Library("fused_mlp", "FRAGMENT")
+for _device_type in ("cpu", "cuda"):
+    _autocast(_device_type)

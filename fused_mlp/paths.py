@@ -57,6 +57,11 @@ def buffers(device: torch.device, gated: bool) -> int:
     return 2 if gated and device.type == "cpu" else 1
 
 
+def keeps_hidden(keep: int, gated: bool, act: Activation) -> bool:
+    """Whether the hidden activation is kept: where it is the pre-activation itself, once is enough."""
+    return keep == 2 and (gated or act.name != "identity")
+
+
 def packed_weight(gate: Tensor, up: Tensor) -> Tensor | None:
     """[gate; up] as one ``(2 * intermediate, hidden)`` view where they lie side by side in one storage, else None."""
     if (
@@ -82,7 +87,7 @@ def inference(plan: Plan, x: Tensor, p: Params, act: Activation) -> Tensor:
         from .kernels import decode
 
         return decode.decode_mlp(
-            x, p.up_weight, p.down_weight, p.gate_weight, p.up_bias, p.gate_bias, p.down_bias, act.name
+            x, p.up_weight, p.gate_weight, p.down_weight, p.up_bias, p.gate_bias, p.down_bias, act.name
         )
     return forward(plan, x, p, act, 0)[0]
 
@@ -125,7 +130,7 @@ def forward(plan: Plan, x: Tensor, p: Params, act: Activation, keep: int) -> tup
     kept = Kept(
         first if keep else None,
         second if keep else None,
-        hidden if keep == 2 and hidden is not first else None,
+        hidden if keeps_hidden(keep, p.gate_weight is not None, act) else None,
     )
     return y, kept
 
