@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 import shutil
 import sysconfig
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -28,13 +29,14 @@ class NotApplicable(Exception):
 class Built:
     """A provider ready to be called: `call()` is one forward, or one forward and backward.
 
-    `context` holds for as long as calls are made; entering it is not part of a call.
+    A forward returns the output, forward and backward a tuple: output, x's gradient, then those
+    of `parameters` in order. `context` holds for as long as calls are made; entering it is not
+    part of a call.
     """
 
     call: Callable[[], Any]
-    parameters: list[torch.Tensor]
+    parameters: dict[str, torch.Tensor]
     context: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
-    owner: object = field(default=None, repr=False)
 
 
 def activation_of(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -69,6 +71,8 @@ def _linear(weight: torch.Tensor | None, bias: torch.Tensor | None) -> nn.Module
     return layer
 
 
+# One class for all instances, so that torch.compile compiles it once for a rotation of weights.
+@functools.cache
 def _eager_class() -> type:
     from torch import nn
 
@@ -78,8 +82,6 @@ def _eager_class() -> type:
                 return self.down_proj(self.act(self.up_proj(x)))
             return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
 
-    # One class for all instances, so that torch.compile compiles it once for a rotation of weights.
-    globals()["_eager_class"] = lambda: EagerMLP
     return EagerMLP
 
 
@@ -87,22 +89,26 @@ def _prepare(module: nn.Module, inputs: Inputs) -> nn.Module:
     return module.train(inputs.combination.mode == "Training")
 
 
-def _called(module: Any, inputs: Inputs, parameters: list[torch.Tensor] | None = None) -> Built:
+def _called(
+    module: Any, inputs: Inputs, parameters: dict[str, torch.Tensor] | None = None
+) -> Built:
     """A built provider around something that maps x to the output."""
     import torch
 
     x = inputs.x
     if inputs.combination.mode == "Inference":
-        return Built(lambda: module(x), [], torch.no_grad, module)
-    parameters = list(module.parameters()) if parameters is None else parameters
+        return Built(lambda: module(x), {}, torch.no_grad)
+    if parameters is None:
+        named = module.named_parameters()
+        parameters = {name.replace("_proj.", "_"): tensor for name, tensor in named}
     x = x.detach().requires_grad_(True)
-    sources, d_output = [x, *parameters], inputs.d_output
+    sources, d_output = [x, *parameters.values()], inputs.d_output
 
     def step() -> tuple:
         output = module(x)
         return output, *torch.autograd.grad(output, sources, d_output)
 
-    return Built(step, parameters, contextlib.nullcontext, module)
+    return Built(step, parameters)
 
 
 # One builder a provider, found by its name in the shape table.
@@ -142,7 +148,7 @@ def compile(inputs: Inputs, mode: str | None = None) -> Built:
     settings.cpp.enable_kernel_profile = True
     settings.compile_threads = 1
     module = plain_module(inputs)
-    parameters = list(module.parameters()) if inputs.combination.mode == "Training" else None
+    parameters = {name.replace("_proj.", "_"): tensor for name, tensor in module.named_parameters()}
     return _called(torch.compile(module, mode=mode, dynamic=False), inputs, parameters)
 
 
@@ -160,13 +166,13 @@ def packed_vendor(inputs: Inputs) -> Built:
     packed = torch.cat([inputs.gate_weight, inputs.up_weight])
     down, act = inputs.down_weight, activation_of(SHAPES[inputs.combination.shape].activation)
     training = inputs.combination.mode == "Training"
-    leaves = [t.detach().requires_grad_(training) for t in (packed, down)]
+    leaves = [tensor.detach().requires_grad_(training) for tensor in (packed, down)]
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         gate, up = F.linear(x, leaves[0]).chunk(2, dim=-1)
         return F.linear(act(gate) * up, leaves[1])
 
-    return _called(forward, inputs, leaves)
+    return _called(forward, inputs, {"packed_weight": leaves[0], "down_weight": leaves[1]})
 
 
 def addmm_activation(inputs: Inputs) -> Built:
@@ -189,7 +195,7 @@ def addmm_activation(inputs: Inputs) -> Built:
         mid = torch._addmm_activation(bias, x, weight, use_gelu=use_gelu)
         return F.linear(mid, down, down_bias)
 
-    return _called(forward, inputs, [])
+    return _called(forward, inputs, {})
 
 
 def fused(inputs: Inputs, path: str | None = None) -> Built:
@@ -299,7 +305,9 @@ def quack(inputs: Inputs) -> Built:
     if shape.bias:
         module.fc1.bias = nn.Parameter(inputs.up_bias)
         module.fc2.bias = nn.Parameter(inputs.down_bias)
-    return _called(_prepare(module, inputs), inputs)
+    name = "up_weight" if inputs.gate_weight is None else "interleaved_weight"
+    parameters = {name: module.fc1.weight, "down_weight": module.fc2.weight}
+    return _called(_prepare(module, inputs), inputs, parameters)
 
 
 def _optional(module: str, distribution: str) -> Any:

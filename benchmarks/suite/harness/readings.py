@@ -1,0 +1,127 @@
+"""Volatile readings beside a measurement: load, clocks, temperature, throttling. No torch.
+
+They decide whether a run is valid, and never enter the machine's identity.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+# Work of others beyond this share of all cores, or time stolen by the host, makes a reading invalid.
+FOREIGN_SHARE = 0.15
+STOLEN_SHARE = 0.02
+# /proc/stat counts hundredths of a second: a shorter window would judge rounding.
+LEAST_WINDOW = 0.5
+# nvidia-smi's bits: software power cap, hardware slowdown, both thermal slowdowns, power brake.
+_THROTTLED = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
+
+
+@dataclass(frozen=True)
+class CpuTimes:
+    """Seconds since boot, over all cores: in use by anyone, stolen; `own` is this process's."""
+
+    wall: float
+    busy: float
+    stolen: float
+    own: float
+
+
+def cpu_times() -> CpuTimes | None:
+    """The counters now; None where the system has none."""
+    try:
+        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+        tick = os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError):
+        return None
+    user, nice, system, _idle, _wait, irq, softirq, steal = (int(field) / tick for field in fields)
+    mine = os.times()
+    own = mine.user + mine.system + mine.children_user + mine.children_system
+    return CpuTimes(time.monotonic(), user + nice + system + irq + softirq, steal, own)
+
+
+def foreign_load(before: CpuTimes, after: CpuTimes, cores: int) -> str | None:
+    """What made the time between two readings invalid, in words; None if nothing did."""
+    wall = after.wall - before.wall
+    if wall <= 0:
+        return None
+    others = max(0.0, (after.busy - before.busy) - (after.own - before.own)) / wall
+    stolen = (after.stolen - before.stolen) / wall
+    if others > FOREIGN_SHARE * cores:
+        return f"other processes used {others:.1f} of {cores} cores"
+    if stolen > STOLEN_SHARE * cores:
+        return f"the host took {stolen:.2f} of {cores} cores away"
+    return None
+
+
+class Watch:
+    """Judges each combination over a window long enough to judge."""
+
+    def __init__(self) -> None:
+        self._cores = os.cpu_count() or 1
+        self._start = self._last = cpu_times()
+
+    def look(self) -> str | None:
+        """What disturbed the measurements since the window began; moves the window on."""
+        now = cpu_times()
+        if now is None or self._start is None:
+            return None
+        verdict = foreign_load(self._start, now, self._cores)
+        if now.wall - self._start.wall >= LEAST_WINDOW:
+            self._start = now
+            return verdict
+        return None
+
+
+def gpu_reading() -> dict[str, float | str] | None:
+    """Clock, temperature, power and throttle reasons of the GPU; None without nvidia-smi."""
+    names = {
+        "clocks.sm": "sm_mhz",
+        "clocks.mem": "memory_mhz",
+        "temperature.gpu": "celsius",
+        "power.draw": "watts",
+        "clocks_throttle_reasons.active": "throttle",
+        "utilization.gpu": "utilization",
+        "persistence_mode": "persistence",
+    }
+    values = _nvidia_smi(f"--query-gpu={','.join(names)}")
+    if values is None:
+        return None
+    reading: dict[str, float | str] = {}
+    for name, value in zip(names.values(), values[0].split(","), strict=False):
+        text = value.strip()
+        try:
+            reading[name] = float(int(text, 16)) if text.startswith("0x") else float(text)
+        except ValueError:
+            reading[name] = text
+    return reading
+
+
+def gpu_users() -> list[str]:
+    """Other processes computing on the GPU."""
+    lines = _nvidia_smi("--query-compute-apps=pid,process_name") or []
+    return [line.strip() for line in lines if line.split(",")[0].strip() != str(os.getpid())]
+
+
+def throttled(reading: dict[str, float | str] | None) -> str | None:
+    """Why the GPU runs slower than asked for, in words; None if it does not."""
+    reasons = (reading or {}).get("throttle")
+    if isinstance(reasons, float) and int(reasons) & _THROTTLED:
+        return f"the GPU throttles (reasons {int(reasons):#x}) at {reading['celsius']} °C"  # type: ignore[index]
+    return None
+
+
+def _nvidia_smi(query: str) -> list[str] | None:
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return None
+    command = [tool, query, "--format=csv,noheader,nounits", "--id=0"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip().splitlines()

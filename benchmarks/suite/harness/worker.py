@@ -1,0 +1,196 @@
+"""A process that measures: ``python -m ...harness.worker JOB.json``, one JSON line a combination.
+
+It may die at any moment without taking more with it than the combination it is at: every line is
+written and flushed before the next begins, and the supervisor starts another worker for the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from . import devices, exact, providers, verify
+from .clock import Clock
+from .inputs import Inputs, make_inputs
+from .providers import Built, NotApplicable
+from .readings import Watch
+from .shapes import PROVIDERS, Combination
+
+POISONED = 70
+_CLOCKED = {"latency", "host_overhead", "throughput", "bandwidth", "roofline"}
+
+
+class Worker:
+    """Measures the combinations of one job in turn."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        import torch
+
+        self.kind: str = job["device"]
+        self.exact: bool = job["exact"]
+        self.prepare: bool = job.get("prepare", False)
+        torch.set_num_threads(int(job["threads"]))
+        if self.kind == "cuda":
+            self._warm_device(float(job.get("device_warm_seconds", 3.0)))
+        self.clock = Clock(devices.timeline_of(self.kind), devices.settings_of(self.kind))
+        self.watch = Watch()
+        self._group: tuple | None = None
+        self._inputs: Inputs | None = None
+        self._reference: verify.Reference | None = None
+
+    def _warm_device(self, seconds: float) -> None:
+        """Clocks settle, and the vendor library takes its workspace before memory is counted."""
+        import torch
+
+        x = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+        end = time.monotonic() + (0 if self.prepare else seconds)
+        while True:
+            for _ in range(20):
+                x @ x
+            torch.cuda.synchronize()
+            if time.monotonic() >= end:
+                return
+
+    def inputs(self, combination: Combination) -> tuple[Inputs, verify.Reference]:
+        """Inputs and reference of the combination's group, made once a group."""
+        if self._group != combination.group or self._inputs is None or self._reference is None:
+            self._inputs = self._reference = None
+            gc.collect()
+            self._inputs = make_inputs(combination, self.kind)
+            self._reference = verify.Reference(self._inputs)
+            self._group = combination.group
+        self._inputs.combination = combination
+        return self._inputs, self._reference
+
+    def measure(self, combination: Combination, wanted: set[str]) -> dict[str, Any]:
+        """All numbers of one combination, as the line to write."""
+        import torch
+
+        if PROVIDERS[combination.provider].compiles:
+            # Eight graphs of one forward are torch's limit; the ninth would silently run eager.
+            torch._dynamo.reset()
+        inputs, reference = self.inputs(combination)
+        before = exact.cuda_baseline() if self.kind == "cuda" else (0, 0)
+        built: list[Built] = []
+
+        def first() -> None:
+            built.append(providers.build(inputs))
+            with built[0].context():
+                result.append(built[0].call())
+
+        result: list[Any] = []
+        cold = self.clock.first(first)
+        metrics: dict[str, Any] = {"cold_start": [cold]}
+        if self.prepare:
+            return {"metrics": metrics, "notes": {}}
+        metrics["error"] = reference.check(result.pop(), list(built[0].parameters))
+        notes: dict[str, Any] = {}
+        with built[0].context():
+            if self.exact:
+                self._exact(combination, built[0], inputs, before, metrics, notes)
+        if wanted & _CLOCKED:
+            self._timed(built, inputs, metrics, notes)
+        return {"metrics": metrics, "notes": notes}
+
+    def _exact(
+        self,
+        combination: Combination,
+        built: Built,
+        inputs: Inputs,
+        before: tuple[int, int],
+        metrics: dict[str, Any],
+        notes: dict[str, Any],
+    ) -> None:
+        built.call()
+        launches, peak = exact.launches_and_peak(built, self.kind)
+        metrics["launches"] = launches.count
+        notes["launches"], notes["launches_are"] = launches.names, launches.kind
+        if self.kind == "cuda":
+            peak, metrics["reserved_memory"] = exact.cuda_peak(built.call, before)
+        elif not PROVIDERS[combination.provider].compiles:
+            peak += exact.kept_bytes(lambda: providers.build(inputs))
+        metrics["peak_memory"] = peak
+        if combination.mode == "Training":
+            metrics["saved_bytes"] = exact.saved_bytes(built)
+
+    def _timed(
+        self, built: list[Built], inputs: Inputs, metrics: dict[str, Any], notes: dict[str, Any]
+    ) -> None:
+        count = devices.rotation(inputs.nbytes, self.kind)
+        built += [providers.build(inputs.copy()) for _ in range(count - 1)]
+        with built[0].context():
+            for other in built[1:]:
+                other.call()
+            calls = [one.call for one in built]
+            reading = self.clock.measure(calls)
+            metrics["latency"], metrics["host_overhead"] = reading.latency, reading.host
+        notes.update(
+            calls=reading.calls,
+            rotation=count,
+            warm_seconds=round(reading.warm_seconds, 4),
+            stable=reading.stable,
+            launch_bound=reading.launch_bound,
+        )
+
+    def line(self, combination: Combination, wanted: set[str]) -> dict[str, Any]:
+        """`measure`, with whatever went wrong in its place."""
+        started = time.monotonic()
+        try:
+            with contextlib.ExitStack():
+                line = {"event": "result", **self.measure(combination, wanted)}
+        except NotApplicable as reason:
+            line = {"event": "absent", "reason": str(reason)}
+        except Exception as error:
+            traceback.print_exc()
+            text = f"{type(error).__name__}: {error}".strip()
+            line = {"event": "failure", "text": text[:2000]}
+        disturbed = self.watch.look()
+        if disturbed:
+            line["disturbed"] = disturbed
+        line["seconds"] = round(time.monotonic() - started, 3)
+        return line
+
+    def poisoned(self) -> bool:
+        """Whether the device's context no longer works, as after an illegal access."""
+        if self.kind != "cuda":
+            return False
+        import torch
+
+        try:
+            torch.cuda.synchronize()
+            torch.zeros(1, device="cuda").item()
+        except Exception:
+            return True
+        return False
+
+
+def main(path: str) -> int:
+    job = json.loads(Path(path).read_text())
+    with open(job["out"], "a", encoding="utf-8") as out:
+
+        def write(line: dict[str, Any]) -> None:
+            out.write(json.dumps(line) + "\n")
+            out.flush()
+
+        started = time.monotonic()
+        worker = Worker(job)
+        write({"event": "ready", "pid": os.getpid(), "seconds": time.monotonic() - started})
+        for key, wanted in job["combinations"]:
+            write({"event": "start", "key": key})
+            line = worker.line(Combination(*key), set(wanted))
+            write({"key": key, **line})
+            gc.collect()
+            if line["event"] == "failure" and worker.poisoned():
+                return POISONED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
