@@ -10,7 +10,7 @@ import sys
 COMMANDS = {
     "gate": (".tracking.gate", "judge a commit against another from what was measured"),
     "history": (".tracking.history", "keep every measured point on the branch `results`"),
-    "notify": (".tracking.notify", "tell GitHub the verdict: comment, status, issues"),
+    "notify": (".tracking.github.command", "tell GitHub the verdict: comment, status, issues"),
     "report": (".tracking.report", "publish the HTML report and show it on this machine"),
 }
 
