@@ -32,6 +32,50 @@ from .common import (
 )
 
 
+@triton.jit
+def split_columns(block, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The left and the right half of a block; registers are only renamed."""
+    return tl.split(tl.permute(tl.reshape(block, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1)))
+
+
+@triton.jit
+def _epilogue(
+    grad, block_m, first, tokens, N, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, hidden_ptr,
+    partial_ptr, gate_stride, up_stride, out_stride, hidden_stride, partial_stride,
+    ACTIVATION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    rows = tl.arange(0, BLOCK_M)
+    cols = first + tl.arange(0, BLOCK_N)
+    col_inside = cols < N
+    mask = (block_m * BLOCK_M + rows < tokens)[:, None] & col_inside[None, :]
+    dtype = d_gate_ptr.dtype.element_ty
+    rows = rows[:, None]
+    cols = cols[None, :]
+    out = rows * out_stride + cols
+    # Read once, never again: leave L2 to the weights.
+    gate = corner(gate_ptr, block_m, BLOCK_M, gate_stride) + rows * gate_stride + cols
+    gate = tl.load(gate, mask, 0.0, eviction_policy="evict_first").to(tl.float32)
+    if up_ptr is not None:
+        up = corner(up_ptr, block_m, BLOCK_M, up_stride) + rows * up_stride + cols
+        up = tl.load(up, mask, 0.0, eviction_policy="evict_first").to(tl.float32)
+        act, d_gate = forward_backward(gate, grad * up, ACTIVATION)
+        d_up = grad * act
+        hidden = act * up
+        tl.store(corner(d_up_ptr, block_m, BLOCK_M, out_stride) + out, cast(d_up, dtype), mask)
+        if partial_ptr is not None:
+            total = tl.sum(tl.where(mask, d_up, 0.0), 0)[None, :]
+            tl.store(partial_ptr + block_m * partial_stride + N + cols, total, col_inside[None, :])
+    else:
+        hidden, d_gate = forward_backward(gate, grad, ACTIVATION)
+    tl.store(corner(d_gate_ptr, block_m, BLOCK_M, out_stride) + out, cast(d_gate, dtype), mask)
+    if hidden_ptr is not None:
+        again = corner(hidden_ptr, block_m, BLOCK_M, hidden_stride) + rows * hidden_stride + cols
+        tl.store(again, cast(hidden, dtype), mask)
+    if partial_ptr is not None:
+        total = tl.sum(tl.where(mask, d_gate, 0.0), 0)[None, :]
+        tl.store(partial_ptr + block_m * partial_stride + cols, total, col_inside[None, :])
+
+
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def dact_gemm_kernel(
     dy_ptr, weight_ptr, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, hidden_ptr, partial_ptr,
@@ -39,6 +83,7 @@ def dact_gemm_kernel(
     gate_stride, up_stride, out_stride, hidden_stride, partial_stride,
     ACTIVATION: tl.constexpr, PRECISION: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+    STRIPS: tl.constexpr,
 ):  # fmt: skip
     block_m, block_n = grouped(
         tl.program_id(0), tl.cdiv(tokens, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP
@@ -67,43 +112,26 @@ def dact_gemm_kernel(
         dy += BLOCK_K * dy_stride_k
         weight += BLOCK_K * weight_stride_k
 
-    mask = row_inside[:, None] & col_inside[None, :]
-    dtype = d_gate_ptr.dtype.element_ty
-    cols += block_n * BLOCK_N
-    out = rows[:, None] * out_stride + cols[None, :]
-    gate = corner(gate_ptr, block_m, BLOCK_M, gate_stride)
-    # Read once, never again: leave L2 to the weights.
-    gate = tl.load(
-        gate + rows[:, None] * gate_stride + cols[None, :],
-        mask,
-        0.0,
-        eviction_policy="evict_first",
-    ).to(tl.float32)
-    if up_ptr is not None:
-        up = corner(up_ptr, block_m, BLOCK_M, up_stride)
-        up = tl.load(
-            up + rows[:, None] * up_stride + cols[None, :],
-            mask,
-            0.0,
-            eviction_policy="evict_first",
-        ).to(tl.float32)
-        act, d_gate = forward_backward(gate, grad * up, ACTIVATION)
-        d_up = grad * act
-        hidden = act * up
-        tl.store(corner(d_up_ptr, block_m, BLOCK_M, out_stride) + out, cast(d_up, dtype), mask)
-        if partial_ptr is not None:
-            total = tl.sum(tl.where(mask, d_up, 0.0), 0)
-            tl.store(partial_ptr + block_m * partial_stride + N + cols, total, col_inside)
+    # In strips of columns: gate, up and three results beside the whole block would spill.
+    first = block_n * BLOCK_N
+    if STRIPS == 1:
+        _epilogue(
+            grad, block_m, first, tokens, N, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, hidden_ptr,
+            partial_ptr, gate_stride, up_stride, out_stride, hidden_stride, partial_stride,
+            ACTIVATION, BLOCK_M, BLOCK_N,
+        )  # fmt: skip
     else:
-        hidden, d_gate = forward_backward(gate, grad, ACTIVATION)
-    tl.store(corner(d_gate_ptr, block_m, BLOCK_M, out_stride) + out, cast(d_gate, dtype), mask)
-    if hidden_ptr is not None:
-        out = corner(hidden_ptr, block_m, BLOCK_M, hidden_stride)
-        out += rows[:, None] * hidden_stride + cols[None, :]
-        tl.store(out, cast(hidden, dtype), mask)
-    if partial_ptr is not None:
-        total = tl.sum(tl.where(mask, d_gate, 0.0), 0)
-        tl.store(partial_ptr + block_m * partial_stride + cols, total, col_inside)
+        strips = split_columns(grad, BLOCK_M, BLOCK_N)
+        if STRIPS == 4:
+            strips = split_columns(strips[0], BLOCK_M, BLOCK_N // 2) + split_columns(
+                strips[1], BLOCK_M, BLOCK_N // 2
+            )
+        for strip in tl.static_range(STRIPS):
+            _epilogue(
+                strips[strip], block_m, first + strip * (BLOCK_N // STRIPS), tokens, N, gate_ptr,
+                up_ptr, d_gate_ptr, d_up_ptr, hidden_ptr, partial_ptr, gate_stride, up_stride,
+                out_stride, hidden_stride, partial_stride, ACTIVATION, BLOCK_M, BLOCK_N // STRIPS,
+            )  # fmt: skip
 
 
 def gemm_dact(
@@ -126,7 +154,8 @@ def gemm_dact(
     intermediate = down_weight.shape[1]
     arch = architecture(d_out.device)
     problem = "plain_backward" if up is None else "glu_backward"
-    tile = tile or default_tile(arch, d_out.dtype, problem, tokens)
+    precision = input_precision(d_out.dtype, arch)
+    tile = tile or default_tile(arch, d_out.dtype, problem, tokens, intermediate, precision)
     d_out, down_weight = tame(d_out), tame(down_weight)
     gate = rows_of(gate)
     up = None if up is None else rows_of(up)
@@ -140,9 +169,10 @@ def gemm_dact(
             tokens, intermediate, hidden_size, *d_out.stride(), *down_weight.stride(),
             gate.stride(0), 0 if up is None else up.stride(0), grads.packed.stride(0),
             0 if hidden is None else hidden.stride(0), grads.packed.shape[1],
-            ACTIVATION=get_activation(activation).name, PRECISION=input_precision(d_out.dtype, arch),
+            ACTIVATION=get_activation(activation).name, PRECISION=precision,
             EVEN_N=intermediate % tile.n == 0, EVEN_K=hidden_size % tile.k == 0,
             BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, GROUP=tile.group,
+            STRIPS=tile.strips(d_out.element_size()),
             warps=tile.warps, stages=tile.stages,
         )  # fmt: skip
     return sum_partials(grads, partial)

@@ -129,7 +129,9 @@ def gemm_act(
     intermediate = up_weight.shape[0]
     gated = gate_weight is not None
     arch = architecture(x.device)
-    tile = tile or default_tile(arch, x.dtype, "glu" if gated else "plain", tokens)
+    precision = input_precision(x.dtype, arch)
+    problem = "glu" if gated else "plain"
+    tile = tile or default_tile(arch, x.dtype, problem, tokens, intermediate, precision)
     x, up_weight = tame(x), tame(up_weight)
     gate_weight = tame(gate_weight) if gated else None
     hidden = x.new_empty(tokens, intermediate)
@@ -143,7 +145,7 @@ def gemm_act(
             tokens, intermediate, hidden_size, *x.stride(), *up_weight.stride(),
             *(gate_weight.stride() if gated else (0, 0)),
             hidden.stride(0), saved.stride(0) if save else 0,
-            ACTIVATION=get_activation(activation).name, PRECISION=input_precision(x.dtype, arch),
+            ACTIVATION=get_activation(activation).name, PRECISION=precision,
             EVEN_N=intermediate % tile.n == 0, EVEN_K=hidden_size % tile.k == 0,
             BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, GROUP=tile.group,
             warps=tile.warps, stages=tile.stages,
