@@ -2,7 +2,8 @@
 
 from . import reference
 from .functional import fused_mlp
-from .integrations import explain, fuse, unfuse
+from .explaining import explain
+from .integrations import fuse, unfuse
 from .modules import FusedMLP
 from .plan import PathError, use_path
 
@@ -13,7 +14,16 @@ __all__ = [
     "explain",
     "fuse",
     "fused_mlp",
+    "quantize",
     "reference",
     "unfuse",
     "use_path",
 ]
+
+
+def __getattr__(name: str):
+    if name == "quantize":  # on first use: it imports torchao, an extra
+        from .quantization import quantize
+
+        return quantize
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

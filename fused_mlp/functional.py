@@ -15,7 +15,11 @@ from .paths import Params
 
 _KEEP = {"none": 2, "activation": 1, "all": 0}
 _PLAIN = (Tensor, Parameter)
-_TRACED = (*_PLAIN, FakeTensor, FunctionalTensor)  # what torch.compile and torch.export put in their place
+_TRACED = (
+    *_PLAIN,
+    FakeTensor,
+    FunctionalTensor,
+)  # what torch.compile and torch.export put in their place
 
 
 def fused_mlp(
@@ -69,6 +73,10 @@ def fused_mlp(
 
 def run(x: Tensor, p: Params, act: activations.Activation, recompute: str) -> Tensor:
     """`fused_mlp` for parameters already gathered."""
+    if type(p.up_weight) not in _TRACED and _quantized(p) and not torch.compiler.is_compiling():
+        from .quantization import run as quantized
+
+        return quantized.run(x, p, act)
     keep = check(x, p, recompute)
     if torch.compiler.is_compiling():
         return _traced(x, p, act, keep)
@@ -84,24 +92,34 @@ def run(x: Tensor, p: Params, act: activations.Activation, recompute: str) -> Te
         if plan.forced() not in (None, "eager"):
             raise plan.PathError(f"path {plan.forced()!r} was forced but cannot run: {why}")
         return reference.mlp(x, p[0], p[1], **_keywords(p), activation=act.name)
-    rows = x if x.dim() == 2 else _rows(x)
+    flat = x if x.dim() == 2 else rows(x)
     if wants_grad(x, p):
-        y = ops.MLP.apply(rows, *p, act.name, keep)
+        y = ops.MLP.apply(flat, *p, act.name, keep)
     else:
-        y = paths.inference(ops.plan_for(rows, p, act.name, False), rows, p, act)
+        y = paths.inference(ops.plan_for(flat, p, act.name, False), flat, p, act)
     return y if x.dim() == 2 else y.view(*x.shape[:-1], y.shape[-1])
+
+
+def _quantized(p: Params) -> bool:
+    """Whether the weights are torchao's tensors; asks no more of torchao than that it was imported by someone."""
+    if not type(p.up_weight).__module__.startswith("torchao."):
+        return False
+    from .quantization import is_quantized
+
+    return is_quantized(p.up_weight)
 
 
 def _traced(x: Tensor, p: Params, act: activations.Activation, keep: int) -> Tensor:
     training = wants_grad(x, p)
     if any(t is not None and type(t) not in _TRACED for t in (x, *p)):
         return reference.mlp(x, p[0], p[1], **_keywords(p), activation=act.name)
-    rows = x if x.dim() == 2 else _rows(x)
-    y = ops.mlp_op(rows, *p, act.name, keep if training else 0, training)[0]
+    flat = x if x.dim() == 2 else rows(x)
+    y = ops.mlp_op(flat, *p, act.name, keep if training else 0, training)[0]
     return y if x.dim() == 2 else y.view(*x.shape[:-1], y.shape[-1])
 
 
-def _rows(x: Tensor) -> Tensor:
+def rows(x: Tensor) -> Tensor:
+    """``(..., hidden_size)`` as ``(tokens, hidden_size)``."""
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
@@ -121,7 +139,9 @@ def unusual(x: Tensor, p: Params) -> str | None:
     for t in (x, *p):
         if t is not None:
             if type(t) not in _PLAIN:
-                return f"a {type(t).__name__} is not a plain tensor; PyTorch's own operators handle it"
+                return (
+                    f"a {type(t).__name__} is not a plain tensor; PyTorch's own operators handle it"
+                )
             if t.layout is not torch.strided:
                 return f"a {t.layout} tensor is not strided"
     if x.device.type == "meta":
@@ -135,11 +155,22 @@ def unusual(x: Tensor, p: Params) -> str | None:
     return None
 
 
+def kept(recompute: str) -> int:
+    """How much a value of ``recompute`` keeps, as `paths.forward` counts it.
+
+    Raises:
+        ValueError: it is not one of the known values.
+    """
+    try:
+        return _KEEP[recompute]
+    except KeyError:
+        known = ", ".join(map(repr, _KEEP))
+        raise ValueError(f"unknown recompute {recompute!r}; known are {known}") from None
+
+
 def check(x: Tensor, p: Params, recompute: str) -> int:
     """Raise the one clear exception for arguments that cannot work; returns how much `recompute` keeps."""
-    keep = _KEEP.get(recompute)
-    if keep is None:
-        raise ValueError(f"unknown recompute {recompute!r}; known are {', '.join(map(repr, _KEEP))}")
+    keep = kept(recompute)
     up, down, gate, up_bias, gate_bias, down_bias = p
     dtype, device = x.dtype, x.device
     if not dtype.is_floating_point:
@@ -170,7 +201,9 @@ def check(x: Tensor, p: Params, recompute: str) -> int:
                     f"{name} is on the meta device and has no values; materialise it "
                     f"(module.to_empty, then load_state_dict) before an x on {device} goes in"
                 )
-            raise ValueError(f"{name} is on {t.device} but x is on {device}; both must be on one device")
+            raise ValueError(
+                f"{name} is on {t.device} but x is on {device}; both must be on one device"
+            )
         if t.dtype != dtype and ops.autocast_dtype(device.type) is None:
             raise TypeError(
                 f"{name} is {t.dtype} but x is {dtype}; both must have one dtype, or run under torch.autocast"

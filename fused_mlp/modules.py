@@ -6,11 +6,14 @@ import torch
 from torch import Tensor, nn
 
 from . import activations, functional
-from .paths import Params
+from .roles import Roles
 
 
 class FusedMLP(nn.Module):
     """``down_proj(act(gate_proj(x)) * up_proj(x))``, or ``down_proj(act(up_proj(x)))`` with ``gated=False``.
+
+    The children are ordinary `nn.Linear` modules, so checkpoints, optimizers, hooks, LoRA, quantization and sharding
+    find what they expect; where a child is no longer a plain linear layer, the children are called one by one.
 
     Args:
         hidden_size: last size of the input and the output.
@@ -19,6 +22,12 @@ class FusedMLP(nn.Module):
         gated: whether there is a ``gate_proj``.
         bias: whether the three projections have biases.
         recompute: as in `fused_mlp.fused_mlp`.
+        device, dtype: of the parameters.
+
+    Shapes: ``(..., hidden_size)`` to ``(..., hidden_size)``.
+
+    Raises:
+        ValueError: an unknown activation or recompute.
 
     >>> mlp = FusedMLP(8, 16)
     >>> sorted(mlp.state_dict())
@@ -40,25 +49,52 @@ class FusedMLP(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        kwargs = {"bias": bias, "device": device, "dtype": dtype}
+        self.activation = activations.get(activation).name
+        functional.kept(recompute)
+        gate = "gate_proj" if gated else None
+        self._fused_mlp = Roles("up_proj", "down_proj", gate, self.activation, recompute=recompute)
+        sizes = {"bias": bias, "device": device, "dtype": dtype}
         if gated:
-            self.gate_proj = nn.Linear(hidden_size, intermediate_size, **kwargs)
-        self.up_proj = nn.Linear(hidden_size, intermediate_size, **kwargs)
-        self.down_proj = nn.Linear(intermediate_size, hidden_size, **kwargs)
-        self.activation = activations.get(activation)
-        self.recompute = recompute
+            self.gate_proj = nn.Linear(hidden_size, intermediate_size, **sizes)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, **sizes)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, **sizes)
 
     def forward(self, x: Tensor) -> Tensor:
-        up, down = self.up_proj, self.down_proj
-        gate = self._modules.get("gate_proj")
-        p = Params(
-            up.weight, down.weight, None if gate is None else gate.weight,
-            up.bias, None if gate is None else gate.bias, down.bias,
-        )  # fmt: skip
-        return functional.run(x, p, self.activation, self.recompute)
+        roles = self._fused_mlp
+        if roles.obstacle(self._modules) is not None:
+            return self._one_by_one(x)
+        p = roles.params(self._modules)
+        return functional.run(x, p, activations.get(roles.activation), roles.recompute)
 
-    @classmethod
-    def from_module(cls, mlp: nn.Module) -> FusedMLP:
-        from .integrations import convert
+    def _one_by_one(self, x: Tensor) -> Tensor:
+        act = activations.get(self.activation).eager
+        if self._fused_mlp.gate is None:
+            return self.down_proj(act(self.up_proj(x)))
+        return self.down_proj(act(self.gate_proj(x)) * self.up_proj(x))
 
-        return convert(mlp)
+    def extra_repr(self) -> str:
+        roles = self._fused_mlp
+        return f"activation={roles.activation}, recompute={roles.recompute}"
+
+    @staticmethod
+    def from_module(mlp: nn.Module, output: nn.Module | None = None) -> FusedMLP:
+        """A fused module with the very parameters of ``mlp``; nothing is copied and ``mlp`` stays as it is.
+
+        Args:
+            mlp: a module that computes an MLP, whatever its class and its children's names (LlamaMLP, GPT2MLP,
+                ``nn.Sequential(Linear, act, Linear)``, ``nn.TransformerEncoderLayer``, ...); it is recognised by
+                what it computes. Its ``state_dict`` keys are kept.
+            output: the second half, where a model splits its MLP over two modules (BERT's intermediate and output);
+                the result is then the two linear layers alone, without dropout, residual or norm.
+
+        Raises:
+            ValueError: the module is not an MLP of this kind; the message says why.
+
+        >>> mlp = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4))
+        >>> fused = FusedMLP.from_module(mlp)
+        >>> fused[0].weight is mlp[0].weight
+        True
+        """
+        from .integrations import from_module
+
+        return from_module(mlp, output)

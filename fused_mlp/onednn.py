@@ -52,7 +52,8 @@ class _Entry:
             self.owner() is weight
             and self.version == weight._version
             and self.storage.cdata == weight.untyped_storage()._cdata
-            and self.layout == (weight.shape, weight.stride(), weight.storage_offset(), weight.dtype)
+            and self.layout
+            == (weight.shape, weight.stride(), weight.storage_offset(), weight.dtype)
             and torch.equal(self.diagonal, _diagonal(weight))
         )
 
@@ -185,9 +186,7 @@ def mlp(
     def ready_bias(bias: Tensor | None) -> Tensor | None:
         return bias.float() if upcast and bias is not None else bias
 
-    first, first_bias = (
-        (up_weight, up_bias) if gate_weight is None else (gate_weight, gate_bias)
-    )
+    first, first_bias = (up_weight, up_bias) if gate_weight is None else (gate_weight, gate_bias)
     post = act.onednn or ("none", "")
     hidden = linear(x_, ready(first), ready_bias(first_bias), post)
     if act.onednn is None:

@@ -37,7 +37,9 @@ def plan_for(x: Tensor, p: Params, activation: str, training: bool) -> Plan:
     )  # fmt: skip
 
 
-def _forward(x: Tensor, p: Params, activation: str, keep: int, training: bool) -> tuple[Tensor, Kept]:
+def _forward(
+    x: Tensor, p: Params, activation: str, keep: int, training: bool
+) -> tuple[Tensor, Kept]:
     act = activations.get(activation)
     plan = plan_for(x, p, act.name, training)
     if not training:
@@ -143,7 +145,18 @@ def mlp_op(
 
 
 @mlp_op.register_fake
-def _(x, up_weight, down_weight, gate_weight, up_bias, gate_bias, down_bias, activation, keep, training):
+def _(
+    x,
+    up_weight,
+    down_weight,
+    gate_weight,
+    up_bias,
+    gate_bias,
+    down_bias,
+    activation,
+    keep,
+    training,
+):
     tokens, width = x.shape[0], up_weight.shape[0]
     gated, nothing = gate_weight is not None, (0,)
     two = paths.buffers(x.device, gated) == 2

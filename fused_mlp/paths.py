@@ -87,7 +87,14 @@ def inference(plan: Plan, x: Tensor, p: Params, act: Activation) -> Tensor:
         from .kernels import decode
 
         return decode.decode_mlp(
-            x, p.up_weight, p.gate_weight, p.down_weight, p.up_bias, p.gate_bias, p.down_bias, act.name
+            x,
+            p.up_weight,
+            p.gate_weight,
+            p.down_weight,
+            p.up_bias,
+            p.gate_bias,
+            p.down_bias,
+            act.name,
         )
     return forward(plan, x, p, act, 0)[0]
 
@@ -118,7 +125,10 @@ def forward(plan: Plan, x: Tensor, p: Params, act: Activation, keep: int) -> tup
         hidden, first, second = _triton_first_half(plan, x, p, act, keep)
     else:
         lin = _linear(plan)
-        first = lin(x, *((p.up_weight, p.up_bias) if p.gate_weight is None else (p.gate_weight, p.gate_bias)))
+        first = lin(
+            x,
+            *((p.up_weight, p.up_bias) if p.gate_weight is None else (p.gate_weight, p.gate_bias)),
+        )
         second = None
         hidden = act.eager(first)
         if p.gate_weight is not None:
@@ -147,7 +157,7 @@ def _triton_first_half(
         from .kernels.activation import act_forward
 
         pre = _packed_projection(x, p)
-        gate, up = (pre.chunk(2, 1) if p.gate_weight is not None else (pre, None))
+        gate, up = pre.chunk(2, 1) if p.gate_weight is not None else (pre, None)
         hidden = act_forward(gate, up, act.name)
         return (hidden, gate.contiguous(), up.contiguous()) if two and keep else (hidden, pre, None)
     from .kernels.glu_gemm import gemm_act
@@ -247,11 +257,21 @@ def _pre_activations(plan: Plan, x: Tensor, p: Params, act: Activation) -> Kept:
     return Kept(lin(x, p.gate_weight, p.gate_bias), lin(x, p.up_weight, p.up_bias))
 
 
+def _product(plan: Plan, a: Tensor, b: Tensor) -> Tensor:
+    return onednn.linear(a, b.t(), None) if plan.path == "onednn" else a.mm(b)
+
+
 def _d_pre(
-    plan: Plan, dy: Tensor, p: Params, gate: Tensor, up: Tensor | None, act: Activation, recompute: bool
+    plan: Plan,
+    dy: Tensor,
+    p: Params,
+    gate: Tensor,
+    up: Tensor | None,
+    act: Activation,
+    recompute: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Gradients of the pre-activations from plain operators: d_gate, d_up, and the hidden activation if asked."""
-    d_hidden = dy.mm(p.down_weight)
+    d_hidden = _product(plan, dy, p.down_weight)
     if up is None:
         return act.backward(d_hidden, gate), None, act.eager(gate) if recompute else None
     activated = act.eager(gate)
@@ -262,7 +282,14 @@ def _d_pre(
 
 
 def _triton_d_pre(
-    plan: Plan, dy: Tensor, p: Params, gate: Tensor, up: Tensor | None, act: Activation, recompute: bool, biases: bool
+    plan: Plan,
+    dy: Tensor,
+    p: Params,
+    gate: Tensor,
+    up: Tensor | None,
+    act: Activation,
+    recompute: bool,
+    biases: bool,
 ):
     if plan.path == "packed":
         from .kernels.activation import act_backward
@@ -277,9 +304,15 @@ def _triton_d_pre(
     )
 
 
-def _d_x(plan: Plan, d_gate: Tensor | None, d_up: Tensor, packed: Tensor | None, p: Params) -> Tensor:
+def _d_x(
+    plan: Plan, d_gate: Tensor | None, d_up: Tensor, packed: Tensor | None, p: Params
+) -> Tensor:
     if d_gate is None:
-        return d_up.mm(p.up_weight)
+        return _product(plan, d_up, p.up_weight)
+    if plan.path == "onednn":
+        return onednn.linear(
+            d_up, p.up_weight.t(), None, plus=_product(plan, d_gate, p.gate_weight)
+        )
     if packed is not None:
         weight = packed_weight(p.gate_weight, p.up_weight)
         # The copy reads and writes 2·d·h elements once; at 1024 tokens that is under a tenth of the GEMM's traffic-free

@@ -139,6 +139,8 @@ def _decide(q: Query, path: str | None, onednn: bool) -> Plan:
         if why is not None:
             raise PathError(f"path {path!r} was forced but cannot run: {why}")
         return Plan(path, "forced by use_path", _tile(path, q))
+    if q.tokens == 0:
+        return Plan("eager", "there are no tokens")
     architecture = machine.architecture(q.device)
     entry = tables.nearest(architecture, q)
     if entry is not None:
@@ -147,7 +149,9 @@ def _decide(q: Query, path: str | None, onednn: bool) -> Plan:
     why = obstacle(chosen, q)
     if why is not None:
         chosen, reason = "eager", why
-    return Plan(chosen, f"{reason} (no table for {architecture} covers this shape)", _tile(chosen, q))
+    return Plan(
+        chosen, f"{reason} (no table for {architecture} covers this shape)", _tile(chosen, q)
+    )
 
 
 def _measured(q: Query, entry: dict, architecture: str) -> Plan:
@@ -176,8 +180,14 @@ def rule(q: Query) -> tuple[str, str]:
     """
     if q.device.type == "cuda":
         if q.tokens >= 512:
-            return "packed", "the rule for a GPU that was not tuned: vendor GEMMs, one activation kernel"
-        return "eager", "the rule for a GPU that was not tuned: below 512 tokens nothing is certain to win"
+            return (
+                "packed",
+                "the rule for a GPU that was not tuned: vendor GEMMs, one activation kernel",
+            )
+        return (
+            "eager",
+            "the rule for a GPU that was not tuned: below 512 tokens nothing is certain to win",
+        )
     if q.device.type == "cpu":
         if q.tokens >= 16 and q.hidden * q.intermediate >= 1 << 16:
             return "onednn", "the rule for a CPU that was not tuned: oneDNN from 16 tokens"

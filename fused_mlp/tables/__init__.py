@@ -19,14 +19,19 @@ if TYPE_CHECKING:
     from ..plan import Query
 
 FOLDER = Path(__file__).parent
-NEAR = math.log(4)  # an entry speaks for shapes and token counts within a factor of four, the nearest first
+NEAR = math.log(
+    4
+)  # an entry speaks for shapes and token counts within a factor of four, the nearest first
 
 
 @cache
 def load(architecture: str) -> list[dict]:
     """All entries for one architecture; a damaged file is named in a warning and skipped."""
     entries: dict[tuple, dict] = {}
-    for folder in (FOLDER, *([Path(os.environ[k])] if (k := "FUSED_MLP_TABLES") in os.environ else [])):
+    for folder in (
+        FOLDER,
+        *([Path(os.environ[k])] if (k := "FUSED_MLP_TABLES") in os.environ else []),
+    ):
         file = folder / f"{architecture}.json"
         if not file.is_file():
             continue
@@ -34,13 +39,17 @@ def load(architecture: str) -> list[dict]:
             for entry in json.loads(file.read_text(encoding="utf-8"))["entries"]:
                 entries[identity(entry)] = entry
         except (ValueError, KeyError, TypeError) as error:
-            warnings.warn(f"fused_mlp: table {file} is damaged and was skipped: {error!r}", stacklevel=2)
+            warnings.warn(
+                f"fused_mlp: table {file} is damaged and was skipped: {error!r}", stacklevel=2
+            )
     return list(entries.values())
 
 
 def identity(entry: dict) -> tuple:
     """What one entry is about."""
-    return tuple(entry[k] for k in ("dtype", "gated", "training", "hidden", "intermediate", "tokens"))
+    return tuple(
+        entry[k] for k in ("dtype", "gated", "training", "hidden", "intermediate", "tokens")
+    )
 
 
 def nearest(architecture: str, q: Query) -> dict | None:

@@ -1,0 +1,122 @@
+"""`explain`: which path a call, a module or a model takes, and why, in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import activations, functional, ops
+from .modules import FusedMLP
+from .paths import Params
+
+TOKENS = (1, 16, 128, 1024)
+
+
+def explain(what: nn.Module | Tensor, *args: Any, training: bool = False, **kwargs: Any) -> str:
+    """What `fused_mlp` will do, and why.
+
+    Takes one of
+
+    - the arguments of `fused_mlp.fused_mlp`: the plan of that call;
+    - a fused module, and optionally an ``x``: its plan, for that ``x`` or for a few token counts;
+    - a model: each MLP in it, fused or not, with the path or the reason it was kept as it was.
+
+    Args:
+        training: explain a call that will be differentiated.
+
+    >>> x, up, down = torch.ones(2, 3), torch.ones(4, 3), torch.ones(3, 4)
+    >>> print(explain(x, up.double(), down))
+    refused  up_weight is torch.float64 but x is torch.float32; both must have one dtype, or run under torch.autocast
+    """
+    if isinstance(what, Tensor):
+        return _call(what, *args, training=training, **kwargs)
+    if not isinstance(what, nn.Module):
+        raise TypeError(
+            f"explain takes a module or the arguments of fused_mlp, not a {type(what).__name__}"
+        )
+    from .integrations import adopt
+
+    x = args[0] if args else None
+    if isinstance(what, FusedMLP) or adopt.adopted(what):
+        return _module(what, x, training)
+    return _model(what, x, training)
+
+
+def _call(x: Tensor, *args: Any, training: bool, **kwargs: Any) -> str:
+    activation = kwargs.pop("activation", "gelu")
+    recompute = kwargs.pop("recompute", "activation")
+    p = Params(*args, **kwargs)
+    try:
+        act = activations.get(activation)
+        functional.check(x, p, recompute)
+        return _plan(x, p, act.name, training or functional.wants_grad(x, p))
+    except (TypeError, ValueError, RuntimeError) as error:
+        return f"refused  {error}"
+
+
+def _plan(x: Tensor, p: Params, activation: str, training: bool) -> str:
+    why = functional.unusual(x, p)
+    if why is not None:
+        return f"path    eager\nreason  {why}"
+    rows = x if x.dim() == 2 else functional.rows(x)
+    return str(ops.plan_for(rows, p, activation, training))
+
+
+def _params(module: nn.Module) -> tuple[Params, str]:
+    from .integrations import blocks
+
+    state = module.__dict__["_fused_mlp"]
+    if isinstance(state, blocks.Pair):
+        return state.params(), state.activation
+    return state.params(module._modules), state.activation
+
+
+def _module(module: nn.Module, x: Tensor | None, training: bool) -> str:
+    from . import integrations
+
+    why = integrations.standing(module)
+    if why is not None:
+        return f"path    eager, the original forward\nreason  {why}"
+    p, activation = _params(module)
+    weight = p.up_weight
+    if x is not None:
+        return _call(x, p.up_weight, p.down_weight, training=training, activation=activation,
+                     gate_weight=p.gate_weight, up_bias=p.up_bias, gate_bias=p.gate_bias, down_bias=p.down_bias)  # fmt: skip
+    lines = []
+    for tokens in TOKENS:
+        plan = _plan(weight.new_empty(tokens, weight.shape[1]), p, activation, training)
+        path, *rest = plan.splitlines()
+        reason = next(line for line in rest if line.startswith("reason"))
+        lines.append(
+            f"{tokens:>6} tokens  {path.split()[1]:<12}{reason.removeprefix('reason').strip()}"
+        )
+    return "\n".join(lines)
+
+
+def _model(model: nn.Module, x: Tensor | None, training: bool) -> str:
+    from . import integrations
+    from .integrations import adopt, blocks
+
+    rows: list[tuple[str, str, str]] = []
+    for name, module in model.named_modules():
+        if isinstance(module, blocks.AdoptedSecond) or not (
+            isinstance(module, FusedMLP) or adopt.adopted(module)
+        ):
+            continue
+        why = integrations.standing(module)
+        rows.append((name, "original" if why else "fused", why or _once(module, training)))
+    for name, module, found in integrations.candidates(model):
+        why = found if isinstance(found, str) else "not fused yet: fused_mlp.fuse(model) would"
+        rows.append((name or type(module).__name__, "original", why))
+    if not rows:
+        return "no MLP found: nothing here has two or three linear layers of fitting sizes and no other parameters"
+    width = max(len(name) for name, _, _ in rows)
+    return "\n".join(f"{name:<{width}}  {state:<9} {why}" for name, state, why in rows)
+
+
+def _once(module: nn.Module, training: bool) -> str:
+    p, activation = _params(module)
+    sizes = f"{p.up_weight.shape[1]}/{p.up_weight.shape[0]}"
+    return f"{'gated' if p.gate_weight is not None else 'plain'} {activation} {sizes}"

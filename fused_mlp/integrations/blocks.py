@@ -1,0 +1,236 @@
+"""MLPs that are no module of their own: the feed-forward block of `nn.TransformerEncoderLayer`, and BERT's pair.
+
+Both are fused in place, as in `adopt`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import activations, functional, reference
+from ..paths import Params
+from ..roles import Roles, is_linear, weight_and_bias, why_not_plain
+from .adopt import Adopted, original_class
+from .structure import TOLERANCE, evaluating, held_activations, identify
+
+
+class AdoptedBlock(nn.Module):
+    """A transformer layer whose ``_ff_block`` computes through `fused_mlp`.
+
+    In eval mode and without gradients PyTorch takes a fast path of its own through the whole layer, and this is not
+    called.
+    """
+
+    _fused_by_adoption = True
+
+    def _ff_block(self, x: Tensor) -> Tensor:
+        roles: Roles = self._fused_mlp
+        if roles.obstacle(self._modules) is not None:
+            return original_class(type(self))._ff_block(self, x)
+        y = functional.run(
+            x, roles.params(self._modules), activations.get(roles.activation), roles.recompute
+        )
+        return y if roles.after is None else self._modules[roles.after](y)
+
+    __reduce_ex__ = Adopted.__reduce_ex__
+
+
+def recognise_block(module: nn.Module) -> Roles | str | None:
+    """The roles in a layer with a ``_ff_block`` of linear1, activation, dropout, linear2; None if it has none."""
+    if not callable(getattr(type(module), "_ff_block", None)):
+        return None
+    children = module._modules
+    for name in ("linear1", "linear2"):
+        why = why_not_plain(name, children.get(name))
+        if why:
+            return why
+    activation = identify(getattr(module, "activation", None))
+    if activation is None:
+        return "its activation is none of the registry's"
+    inner = children.get("dropout")
+    # The dropout after linear2 is the highest numbered one, in the encoder's layer and in the decoder's.
+    outer = max((n for n in children if n.startswith("dropout") and n != "dropout"), default=None)
+    roles = Roles(
+        "linear1", "linear2", None, activation, outer, ("dropout",) if inner is not None else ()
+    )
+    x = _tokens(children["linear1"])
+    if isinstance(x, str):
+        return x
+    with torch.no_grad(), evaluating(module):
+        expected = module._ff_block(x)
+        p = roles.params(children)
+        y = reference.mlp(
+            x,
+            p.up_weight,
+            p.down_weight,
+            up_bias=p.up_bias,
+            down_bias=p.down_bias,
+            activation=activation,
+        )
+    return roles if _same(y, expected) else "its _ff_block computes something else"
+
+
+@dataclass
+class Pair:
+    """What both halves of a split MLP know: the linear child of each, and the other half."""
+
+    up: str
+    down: str
+    activation: str
+    first: nn.Module
+    second: nn.Module
+    recompute: str = "activation"
+    tail: nn.Module | None = None
+
+    def obstacle(self) -> str | None:
+        if (
+            self.second.__dict__.get("_fused_mlp") is not self
+            or self.first.__dict__.get("_fused_mlp") is not self
+        ):
+            return "its other half is no longer fused"
+        return (
+            why_not_plain(self.up, self.first._modules.get(self.up))
+            or why_not_plain(self.down, self.second._modules.get(self.down))
+            or _hooks(self.first)
+            or _hooks(self.second)
+        )
+
+    def params(self) -> Params:
+        up, up_bias = weight_and_bias(self.first._modules[self.up])
+        down, down_bias = weight_and_bias(self.second._modules[self.down])
+        return Params(up, down, up_bias=up_bias, down_bias=down_bias)
+
+    def mlp(self, x: Tensor) -> Tensor:
+        return functional.run(x, self.params(), activations.get(self.activation), self.recompute)
+
+    def rest(self, y: Tensor, *args: Any) -> Tensor:
+        """What the second half does after its linear layer: dropout, residual, norm."""
+        second, tail = self.second, self.tail
+        others = {n: c for n, c in second._modules.items() if n != self.down}
+        if tail is None or any(tail._modules.get(n) is not c for n, c in others.items()):
+            cls = (
+                original_class(type(second))
+                if hasattr(type(second), "_fused_by_adoption")
+                else type(second)
+            )
+            tail = cls.__new__(cls)
+            tail.__dict__.update(second.__dict__)
+            tail.__dict__["_modules"] = {
+                n: nn.Identity() if n == self.down else c for n, c in second._modules.items()
+            }
+            self.tail = tail
+        tail.training = second.training
+        return tail.forward(y, *args)
+
+
+class AdoptedFirst(nn.Module):
+    """The first half of a split MLP; computes the whole of it."""
+
+    _fused_by_adoption = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        pair: Pair = self._fused_mlp
+        if pair.obstacle() is not None:
+            return original_class(type(self)).forward(self, x)
+        return pair.mlp(x)
+
+    __reduce_ex__ = Adopted.__reduce_ex__
+
+
+class AdoptedSecond(nn.Module):
+    """The second half of a split MLP; does what follows the linear layer."""
+
+    _fused_by_adoption = True
+
+    def forward(self, y: Tensor, *args: Any) -> Tensor:
+        pair: Pair = self._fused_mlp
+        if pair.obstacle() is not None:
+            return original_class(type(self)).forward(self, y, *args)
+        return pair.rest(y, *args)
+
+    __reduce_ex__ = Adopted.__reduce_ex__
+
+
+def recognise_pair(parent: nn.Module) -> Pair | str | None:
+    """Two children of one module that make an MLP: linear and activation, then linear and whatever follows."""
+    children = [c for c in parent._modules.values() if c is not None]
+    for first, second in zip(children, children[1:], strict=False):
+        if "_fused_mlp" in first.__dict__ or "_fused_mlp" in second.__dict__:
+            continue
+        up, down = _only_linear(first), _only_linear(second)
+        if up is None or down is None or not _only_parameters(first, up):
+            continue
+        up_weight, down_weight = (
+            weight_and_bias(m._modules[n])[0] for m, n in ((first, up), (second, down))
+        )
+        if up_weight.shape[0] != down_weight.shape[1] or up_weight.shape[1] != down_weight.shape[0]:
+            continue
+        names = held_activations(first)
+        if len(names) != 1:
+            continue
+        pair = Pair(up, down, names[0], first, second)
+        why = _hooks(first) or _hooks(second) or _try_pair(pair)
+        return pair if why is None else why
+    return None
+
+
+def _try_pair(pair: Pair) -> str | None:
+    x = _tokens(pair.first._modules[pair.up])
+    if isinstance(x, str):
+        return x
+    with torch.no_grad(), evaluating(pair.first), evaluating(pair.second):
+        try:
+            expected = pair.second(pair.first(x), x)
+            got = pair.rest(pair.mlp(x), x)
+        except Exception as error:  # a foreign forward may raise anything
+            return f"its halves do not chain as first(x), second(hidden, x): {type(error).__name__}"
+    pair.tail = None
+    return (
+        None
+        if _same(got, expected)
+        else "its halves compute something else than an MLP and a residual"
+    )
+
+
+def _hooks(module: nn.Module) -> str | None:
+    busy = (
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or "forward" in module.__dict__
+    )
+    return "one half has hooks, which must see its own output" if busy else None
+
+
+def _only_linear(module: nn.Module) -> str | None:
+    names = [n for n, c in module._modules.items() if is_linear(c)]
+    return (
+        names[0]
+        if len(names) == 1 and why_not_plain(names[0], module._modules[names[0]]) is None
+        else None
+    )
+
+
+def _only_parameters(module: nn.Module, name: str) -> bool:
+    return len(list(module.parameters())) == len(list(module._modules[name].parameters()))
+
+
+def _tokens(linear: nn.Module) -> Tensor | str:
+    weight, bias = weight_and_bias(linear)
+    if weight.device.type == "meta":
+        return "its weights are on the meta device, so what it computes cannot be seen"
+    if weight.dtype not in TOLERANCE:
+        return f"its weights are {weight.dtype}"
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(1, 3, weight.shape[1], generator=generator).to(weight.device, weight.dtype)
+
+
+def _same(got: Tensor, expected: Tensor) -> bool:
+    scale = expected.abs().max().clamp_min(1e-30)
+    return got.shape == expected.shape and bool(
+        (got - expected).abs().max() <= TOLERANCE[expected.dtype] * scale
+    )

@@ -1,0 +1,225 @@
+"""Recognises an MLP by what it is made of and by what it computes, never by its class's name.
+
+A module is taken for an MLP if it has two or three linear children of fitting sizes, nothing else that holds parameters,
+and if, run on a few random tokens, it gives what ``down(act(gate(x)) * up(x))`` or ``down(act(up(x)))`` gives. Which
+child is the gate, and which activation it is, are found by trying; whatever does not reproduce the module's own output
+is kept as it was, with the reason.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from .. import activations, reference
+from ..paths import Params
+from ..roles import Roles, is_linear, weight_and_bias, why_not_plain
+
+# Most that a right candidate's output may differ by, relative to the largest output: a few roundings of each dtype.
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
+_DROPOUTS = (nn.Dropout, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.Identity)
+
+
+class Foreign(str):
+    """Why a module is no MLP at all, as opposed to an MLP that has to stay as it is."""
+
+
+def candidate(module: nn.Module) -> bool:
+    """Whether a module looks enough like an MLP to be worth a word in `explain`."""
+    children = [c for c in module._modules.values() if c is not None]
+    linear = [
+        c for c in children if isinstance(c, nn.Linear) or is_linear(c) or hasattr(c, "base_layer")
+    ]
+    rest = [c for c in children if c not in linear]
+    return len(linear) in (2, 3) and not any(True for c in rest for _ in c.parameters())
+
+
+def recognise(module: nn.Module) -> Roles | str:
+    """The roles of an MLP's children, or why the module is not (safely) one."""
+    children = {n: c for n, c in module._modules.items() if c is not None}
+    if module._parameters or module._buffers:
+        return "it has parameters of its own"
+    if module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__:
+        return "it has hooks or a forward of its own"
+    linear = [n for n, c in children.items() if is_linear(c) or list(c.parameters(recurse=False))]
+    for name in linear:
+        why = why_not_plain(name, children[name])
+        if why:
+            return why
+    others = {n: c for n, c in children.items() if n not in linear}
+    for name, child in others.items():
+        if next(child.parameters(), None) is not None or next(child.buffers(), None) is not None:
+            return f"{name} holds parameters and is not a linear layer"
+    if len(linear) not in (2, 3):
+        return f"it has {len(linear)} linear children, not 2 or 3"
+    first = weight_and_bias(children[linear[0]])[0]
+    if first.device.type == "meta":
+        return "its weights are on the meta device, so what it computes cannot be seen"
+    if first.dtype not in TOLERANCE:
+        return f"its weights are {first.dtype}"
+    dropouts = tuple(n for n, c in others.items() if isinstance(c, _DROPOUTS[:3]))
+    found = _probe(
+        module,
+        children,
+        linear,
+        held_activations(module) or list(activations.ACTIVATIONS),
+        dropouts,
+    )
+    return found
+
+
+def held_activations(module: nn.Module) -> list[str]:
+    """Names of the activations that a module holds, as children or as functions."""
+    functions: list[Callable] = [
+        c
+        for c in module._modules.values()
+        if c is not None and not isinstance(c, _DROPOUTS) and not is_linear(c)
+    ]
+    functions += [
+        f for f in module.__dict__.values() if callable(f) and not isinstance(f, (nn.Module, type))
+    ]
+    return [name for f in functions if (name := identify(f)) is not None]
+
+
+def identify(function: object) -> str | None:
+    """The registry's name of an activation, found by evaluating it in float64, or None."""
+    if not callable(function):
+        return None
+    x = torch.linspace(-6, 6, 97, dtype=torch.float64)
+    try:
+        with torch.no_grad():
+            y = function(x)
+    except Exception:  # whatever it is, it is not an activation
+        return None
+    if not isinstance(y, Tensor) or y.shape != x.shape:
+        return None
+    for act in activations.ACTIVATIONS.values():
+        if torch.allclose(act.eager(x), y.to(x.dtype), rtol=0, atol=1e-7):
+            return act.name
+    return None
+
+
+def _assignments(
+    children: dict[str, nn.Module], linear: list[str]
+) -> Iterator[tuple[str | None, str, str]]:
+    """(gate, up, down) by name, wherever the sizes fit."""
+    shape = {n: weight_and_bias(children[n])[0].shape for n in linear}
+    for names in itertools.permutations(linear):
+        *first, down = names
+        width = shape[down][1]
+        if len(first) == 1:
+            (up,) = first
+            if shape[up][0] == width:
+                yield None, up, down
+            elif shape[up][0] == 2 * width:
+                yield up, up, down
+        elif shape[first[0]] == shape[first[1]] and shape[first[0]][0] == width:
+            yield first[0], first[1], down
+
+
+def _probe(
+    module: nn.Module,
+    children: dict[str, nn.Module],
+    linear: list[str],
+    names: list[str],
+    dropouts: tuple[str, ...],
+) -> Roles | str:
+    """Run the module and every candidate on the same three tokens; the one that agrees is it."""
+    roles = [
+        Roles(up, down, gate, act)
+        for gate, up, down in _assignments(children, linear)
+        for act in names
+    ]
+    if not roles:
+        return Foreign("the sizes of its linear layers do not make an MLP")
+    why = ""
+    for width in dict.fromkeys(weight_and_bias(children[r.up])[0].shape[1] for r in roles):
+        same = [r for r in roles if weight_and_bias(children[r.up])[0].shape[1] == width]
+        with torch.no_grad(), evaluating(module):
+            chosen = _agreeing(module, children, same)
+            if isinstance(chosen, Roles):
+                break
+            why = why or chosen
+    else:
+        return why
+    with torch.no_grad(), evaluating(module):
+        after = _outer_dropout(module, _tokens(children[chosen.up]), dropouts)
+    return Roles(
+        chosen.up, chosen.down, chosen.gate, chosen.activation,
+        after, tuple(n for n in dropouts if n != after),
+    )  # fmt: skip
+
+
+def _tokens(linear: nn.Module) -> Tensor:
+    """Three tokens whose pre-activations spread well: near 0, all activations are alike."""
+    weight, bias = weight_and_bias(linear)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 3, weight.shape[1], generator=generator).to(weight.device, weight.dtype)
+    spread = nn.functional.linear(x, weight, bias).float().std().item()
+    return x * (2 / spread) if 0 < spread < float("inf") else x
+
+
+def _agreeing(module: nn.Module, children: dict[str, nn.Module], roles: list[Roles]) -> Roles | str:
+    """Those of the roles, all of one input size, that give the module's own output; or why none does."""
+    x = _tokens(children[roles[0].up])
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            expected = module(x)
+    except Exception as error:  # a foreign forward may raise anything
+        return Foreign(
+            f"it does not take one (batch, tokens, hidden_size) tensor: {type(error).__name__}"
+        )
+    if not isinstance(expected, Tensor):
+        return Foreign(f"it returns a {type(expected).__name__}")
+    if not expected.isfinite().all() or (len(roles) > 1 and not expected.any()):
+        return "its output says nothing about what it computes (all zero, or not finite)"
+    errors = [_distance(expected, x, r.params(children), r.activation) for r in roles]
+    best = min(range(len(roles)), key=errors.__getitem__)
+    if not errors[best] <= TOLERANCE[x.dtype]:
+        return "it computes something else than down(act(gate(x)) * up(x))"
+    return roles[best]
+
+
+def _distance(expected: Tensor, x: Tensor, p: Params, activation: str) -> float:
+    y = reference.mlp(
+        x, p.up_weight, p.down_weight, gate_weight=p.gate_weight, up_bias=p.up_bias,
+        gate_bias=p.gate_bias, down_bias=p.down_bias, activation=activation,
+    )  # fmt: skip
+    if y.shape != expected.shape:
+        return float("inf")
+    return ((y - expected).abs().max() / expected.abs().max().clamp_min(1e-30)).item()
+
+
+def _outer_dropout(module: nn.Module, x: Tensor, dropouts: tuple[str, ...]) -> str | None:
+    """The name of the only dropout if it follows the down projection: its outputs are then 0 or twice the others."""
+    if len(dropouts) != 1:
+        return None
+    dropout = module._modules[dropouts[0]]
+    p, training, expected = dropout.p, dropout.training, module(x)
+    devices = [x.device] if x.device.type == "cuda" else []
+    try:
+        dropout.p, dropout.training = 0.5, True
+        with torch.random.fork_rng(devices=devices):
+            dropped = module(x)
+    finally:
+        dropout.p, dropout.training = p, training
+    return dropouts[0] if torch.equal(dropped, torch.where(dropped == 0, 0, 2 * expected)) else None
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """The module in eval mode, every submodule's own mode restored at the end."""
+    modes = [(m, m.training) for m in module.modules()]
+    try:
+        for m, _ in modes:
+            m.training = False
+        yield
+    finally:
+        for m, mode in modes:
+            m.training = mode
