@@ -1,0 +1,146 @@
+"""What a quantized MLP runs: per weight type and device, the whole MLP on plain tensors taken out of torchao's."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from .. import machine
+from ..activations import Activation
+from ..paths import Params
+from .int8 import int8_mlp
+from .weights import (
+    Float8Tensor,
+    Int4OpaqueTensor,
+    Int4Tensor,
+    Int8Tensor,
+    dequantize,
+    is_quantized,
+)
+
+# PyTorch's int8 weight GEMM beats converting the weights up to here: 1.4× at 16 tokens, 0.4× at 128.
+_INT8_WEIGHT_TOKENS = 16
+
+
+def describe(x: Tensor, p: Params) -> str | None:
+    """What will run for these weights, in words; None where torchao's own operators serve."""
+    up = p.up_weight
+    if not all(type(w) is type(up) for w in (p.down_weight, p.gate_weight) if w is not None):
+        return None
+    device, tokens = x.device.type, x.numel() // max(x.shape[-1], 1)
+    if isinstance(up, Int8Tensor) and up.act_quant_kwargs is not None:
+        return (
+            "int8 GEMMs, x quantized once, no pass over memory in between"
+            if device == "cpu"
+            else None
+        )
+    if device == "cuda" and isinstance(up, Int8Tensor | Int4Tensor):
+        if tokens <= 16 and machine.has_triton():
+            return "Triton GEMMs that dequantize as they read, activation in the epilogue"
+        return None if isinstance(up, Int8Tensor) else "weights dequantized, then the vendor's GEMM"
+    if device == "cpu" and isinstance(up, Int8Tensor) and machine.onednn_native(torch.bfloat16):
+        return "bf16 GEMMs over int8 weights"
+    if isinstance(up, Int4Tensor | Int4OpaqueTensor):
+        return (
+            "bf16 GEMM over int4 weights"
+            if isinstance(up, Int4OpaqueTensor)
+            else "weights dequantized"
+        )
+    if device == "cpu" and isinstance(up, Float8Tensor):
+        return "fp8 emulated: rounded to fp8, multiplied in fp32"
+    return None
+
+
+def run(x: Tensor, p: Params, act: Activation) -> Tensor:
+    """The MLP of ``x`` ``(..., hidden_size)`` with quantized weights, in the dtype of ``x``."""
+    if torch.is_autocast_enabled(x.device.type):
+        x = x.to(torch.get_autocast_dtype(x.device.type))
+    if x.requires_grad and torch.is_grad_enabled():
+        raise RuntimeError(
+            "x requires a gradient, but quantized weights pass none on; use torch.no_grad() or x.detach(), or train with "
+            "fused_mlp.quantization.prepare_qat before converting"
+        )
+    rows = x.reshape(-1, x.shape[-1])
+    if rows.shape[0] == 0:
+        return x.new_empty(*x.shape[:-1], p.down_weight.shape[0])
+    return _rows(rows, p, act).to(x.dtype).view(*x.shape[:-1], p.down_weight.shape[0])
+
+
+def _rows(x: Tensor, p: Params, act: Activation) -> Tensor:
+    up = p.up_weight
+    one_type = all(type(w) is type(up) for w in (p.down_weight, p.gate_weight) if w is not None)
+    if (
+        one_type
+        and isinstance(up, Int8Tensor)
+        and up.act_quant_kwargs is not None
+        and x.device.type == "cpu"
+    ):
+        return int8_mlp(x, p, act)
+    if (
+        one_type
+        and x.device.type == "cuda"
+        and x.shape[0] <= 16
+        and isinstance(up, Int8Tensor | Int4Tensor)
+    ):
+        if up_is_weight_only(up) and machine.has_triton():
+            from ..kernels.int_gemm import quant_mlp
+
+            return quant_mlp(x, *(plain(w) for w in p[:3]), *p[3:], act.name)
+    hidden = act.eager(_linear(x, up if p.gate_weight is None else p.gate_weight,
+                               p.up_bias if p.gate_weight is None else p.gate_bias))  # fmt: skip
+    if p.gate_weight is not None:
+        hidden = hidden * _linear(x, up, p.up_bias)
+    return _linear(hidden, p.down_weight, p.down_bias)
+
+
+def up_is_weight_only(weight: Tensor) -> bool:
+    return isinstance(weight, Int4Tensor) or weight.act_quant_kwargs is None
+
+
+def plain(weight: Tensor | None):
+    """The plain tensors that the Triton kernels read, out of torchao's."""
+    from ..kernels.int_gemm import QuantWeight
+
+    if weight is None:
+        return None
+    if isinstance(weight, Int4Tensor):
+        return QuantWeight(weight.qdata, weight.scale, weight.zero_point, weight.block_size[1])
+    return QuantWeight(weight.qdata, weight.scale.view(1, -1), None, weight.shape[1])
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """One layer; the result may be wider than x's dtype, so that the MLP rounds once, at its end."""
+    if not is_quantized(weight):
+        return linear(x.to(weight.dtype), weight, bias)
+    if isinstance(weight, Int4OpaqueTensor):
+        y = torch.ops.aten._weight_int4pack_mm_for_cpu(
+            x.bfloat16().contiguous(), weight.qdata, weight.block_size[1], weight.scale_and_zero
+        ).to(x.dtype)
+    elif isinstance(weight, Int4Tensor):
+        y = linear(x, dequantize(weight, x.dtype))
+    elif x.device.type == "cpu" and isinstance(weight, Float8Tensor):
+        y = linear(_round_fp8(x), dequantize(weight))
+    elif (
+        x.device.type == "cpu"
+        and weight.act_quant_kwargs is None
+        and machine.onednn_native(torch.bfloat16)
+    ):
+        y = _int8_weight(x.bfloat16(), weight).to(x.dtype)
+    else:
+        return linear(x, weight, bias)
+    return y if bias is None else y + bias
+
+
+def _int8_weight(x: Tensor, weight: Int8Tensor) -> Tensor:
+    scale = weight.scale.flatten().bfloat16()
+    if x.shape[0] <= _INT8_WEIGHT_TOKENS:
+        return torch.ops.aten._weight_int8pack_mm(x.contiguous(), weight.qdata, scale)
+    return (x @ weight.qdata.t().to(torch.bfloat16)).mul_(scale)
+
+
+def _round_fp8(x: Tensor) -> Tensor:
+    """x rounded to float8_e4m3fn with a scale a row, as torchao's dynamic quantization does, in fp32."""
+    x = x.float()
+    scale = x.abs().amax(-1, keepdim=True).clamp_(min=1e-12) / torch.finfo(torch.float8_e4m3fn).max
+    return (x / scale).to(torch.float8_e4m3fn).float() * scale
