@@ -1,0 +1,1 @@
+"""The benchmarks asv runs, inside each benchmarked environment. See README.md."""

@@ -6,7 +6,6 @@ All device work happens once, in `Measured.setup_cache`; asv's processes, one a 
 from __future__ import annotations
 
 import math
-import statistics
 from typing import Any
 
 from . import selection, shapes
@@ -14,7 +13,7 @@ from .metrics import METRICS
 from .notes import note
 from .roofline import ceilings, derive
 from .shapes import SAMPLES_PER_PROCESS, Combination
-from .supervisor import Entry, Supervisor, Table
+from .supervisor import Entry, Supervisor
 
 # Part of every version: asv keeps results apart when what a number means has changed.
 VERSION = f"1; {SAMPLES_PER_PROCESS} samples/process"
@@ -46,16 +45,17 @@ def measure_all() -> dict[tuple[str, ...], dict[str, Any]]:
     for combination, entry in table.items():
         derive(combination, entry, known)
         _write_notes(combination, entry)
-    return {(c.mode, *c.params): values(entry) for c, entry in table.items()}
+    return {(c.mode, *c.params): values(c, entry, kind) for c, entry in table.items()}
 
 
-def values(entry: Entry) -> dict[str, Any]:
+def values(combination: Combination, entry: Entry, kind: str) -> dict[str, Any]:
     """An entry as asv stores it."""
     if entry.failure:
         return {"failure": entry.failure}
     found: dict[str, Any] = dict(entry.numbers)
     for name, samples in entry.samples.items():
-        found[name] = {"samples": samples, "number": 1}
+        if not selection.absent(combination, name, kind):
+            found[name] = {"samples": samples, "number": 1}
     return found
 
 
@@ -127,8 +127,4 @@ def _method(name: str, cls: type, version: str | None) -> Any:
     return track
 
 
-def median(samples: list[float]) -> float:
-    return statistics.median(samples)
-
-
-__all__ = ["ONCE", "VERSION", "Measured", "Table", "measure_all", "tracked", "values"]
+__all__ = ["ONCE", "VERSION", "Measured", "measure_all", "tracked", "values"]

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-# Work of others beyond this share of all cores, or time stolen by the host, makes a reading invalid.
+# Work of others beyond this share of all cores, or time the host stole, makes a reading invalid.
 FOREIGN_SHARE = 0.15
 STOLEN_SHARE = 0.02
 # /proc/stat counts hundredths of a second: a shorter window would judge rounding.

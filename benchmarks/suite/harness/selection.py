@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from . import shapes
@@ -33,6 +33,12 @@ ABSENT = {
     ("cpu", "reserved_memory"): "a CPU has no caching allocator that reserves memory",
     ("cpu", "energy"): "no energy counter is read on a CPU",
 }
+_EXACT = ("peak_memory", "reserved_memory", "saved_bytes", "launches", "error")
+
+
+def one_process(metrics: Collection[str]) -> bool:
+    """Whether one process tells all there is to know: nothing asked for has noise."""
+    return all(name in _EXACT for name in metrics)
 
 
 def parse_filter(text: str) -> dict[str, tuple[str, ...]]:
@@ -67,6 +73,8 @@ def absent(combination: Combination, metric: str, kind: str) -> str | None:
         return ABSENT[kind, metric]
     if metric == "host_overhead" and kind == "cpu" and combination.shape != "tiny":
         return "on a CPU host and device are one: only a call too small to compute shows the host"
+    if metric == "energy" and combination.tokens != "batch":
+        return "too short a call for the energy counter: measured on batches"
     if metric == "saved_bytes" and combination.mode != "Training":
         return "nothing is saved without a backward"
     return None
@@ -111,14 +119,28 @@ def _read_plan(path: str) -> dict[str, list[list[str]]]:
     return json.loads(Path(path).read_text())
 
 
-def wanted(kind: str, size: Size) -> dict[Combination, frozenset[str]]:
+def known(key: str) -> tuple[str, ...]:
+    """The names a filter may give for `key`."""
+    return _KNOWN[key]
+
+
+def why_nothing(kind: str, size: Size, text: str) -> str:
+    """Why a filter selects nothing, in a line: the rule that left out what it asks for."""
+    kept = parse_filter(text)
+    asked = [c for mode in shapes.MODES for c in shapes.combinations(mode) if _passes(c, kept)]
+    if not asked:
+        return f"no combination of the table matches {text!r}"
+    reason = shapes.left_out(asked[0], kind, size)
+    return f"nothing is left to measure: {len(asked)} left out, the first because {reason}"
+
+
+def wanted(kind: str, size: Size, text: str | None = None) -> dict[Combination, frozenset[str]]:
     """Every combination to measure and the metrics asked of it, in the table's order.
 
-    Without a plan, all that `selected` gives for every metric.
+    From asv's plan where there is one and no filter is given, else all that the filter lets pass.
     """
-    text = os.environ.get(FILTER_VARIABLE, "")
-    kept = parse_filter(text)
-    path = os.environ.get(PLAN_VARIABLE)
+    path = os.environ.get(PLAN_VARIABLE) if text is None else None
+    kept = parse_filter(os.environ.get(FILTER_VARIABLE, "") if text is None else text)
     asked: dict[Combination, set[str]] = {}
     if path:
         for benchmark, chosen in _read_plan(path).items():

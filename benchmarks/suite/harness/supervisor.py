@@ -13,14 +13,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .metrics import METRICS
 from .progress import Progress
+from .selection import one_process
 from .shapes import PROVIDERS, Combination, Size
 
 STOP_VARIABLE = "FUSED_MLP_STOP"
@@ -82,14 +82,16 @@ class Supervisor:
         kind: str,
         size: Size,
         folder: Path | None = None,
+        processes: int | None = None,
+        slow: Sequence[float] = (),
     ) -> None:
-        self.wanted, self.kind, self.size = dict(wanted), kind, size
+        self.wanted, self.kind, self.size, self.slow = dict(wanted), kind, size, list(slow)
         self.folder = Path(folder or tempfile.mkdtemp(prefix="fused-mlp-suite-"))
         self.table: Table = {combination: Entry() for combination in self.wanted}
         self.stop = Stop()
         self._jobs = 0
-        sampled = any(METRICS[m].kind != "exact" for ms in self.wanted.values() for m in ms)
-        self.rounds = size.processes if sampled else 1
+        noisy = not all(map(one_process, self.wanted.values()))
+        self.rounds = (processes or size.processes) if noisy else 1
         self.progress = Progress(self.rounds * len(self.wanted))
 
     def run(self) -> Table:
@@ -208,6 +210,7 @@ class Supervisor:
             "device": self.kind,
             "exact": exact,
             "prepare": prepare,
+            "slow": self.slow,
             "threads": threads,
             "out": str(out),
             "combinations": [[[c.mode, *c.params], sorted(self.wanted[c])] for c in combinations],

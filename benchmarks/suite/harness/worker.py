@@ -6,7 +6,6 @@ written and flushed before the next begins, and the supervisor starts another wo
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import os
@@ -16,11 +15,12 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from . import devices, exact, providers, verify
+from . import devices, energy, exact, providers, slowdown, verify
 from .clock import Clock
 from .inputs import Inputs, make_inputs
 from .providers import Built, NotApplicable
 from .readings import Watch
+from .selection import absent
 from .shapes import PROVIDERS, Combination
 
 POISONED = 70
@@ -36,6 +36,7 @@ class Worker:
         self.kind: str = job["device"]
         self.exact: bool = job["exact"]
         self.prepare: bool = job.get("prepare", False)
+        self.slow: list[float] = job.get("slow", [])
         torch.set_num_threads(int(job["threads"]))
         if self.kind == "cuda":
             self._warm_device(float(job.get("device_warm_seconds", 3.0)))
@@ -96,7 +97,7 @@ class Worker:
             if self.exact:
                 self._exact(combination, built[0], inputs, before, metrics, notes)
         if wanted & _CLOCKED:
-            self._timed(built, inputs, metrics, notes)
+            self._timed(built, inputs, metrics, notes, wanted)
         return {"metrics": metrics, "notes": notes}
 
     def _exact(
@@ -121,7 +122,12 @@ class Worker:
             metrics["saved_bytes"] = exact.saved_bytes(built)
 
     def _timed(
-        self, built: list[Built], inputs: Inputs, metrics: dict[str, Any], notes: dict[str, Any]
+        self,
+        built: list[Built],
+        inputs: Inputs,
+        metrics: dict[str, Any],
+        notes: dict[str, Any],
+        wanted: set[str],
     ) -> None:
         count = devices.rotation(inputs.nbytes, self.kind)
         built += [providers.build(inputs.copy()) for _ in range(count - 1)]
@@ -131,6 +137,15 @@ class Worker:
             calls = [one.call for one in built]
             reading = self.clock.measure(calls)
             metrics["latency"], metrics["host_overhead"] = reading.latency, reading.host
+            for fraction in self.slow:
+                found = slowdown.recover(self.clock, calls, fraction)
+                metrics[f"slower by {fraction:g}"] = [found]
+            if "energy" in wanted and not absent(inputs.combination, "energy", self.kind):
+                try:
+                    joules = energy.joules_a_call(calls, self.clock.timeline.synchronize)
+                    metrics["energy"] = [joules]
+                except NotApplicable as reason:
+                    notes["no_energy"] = str(reason)
         notes.update(
             calls=reading.calls,
             rotation=count,
@@ -143,8 +158,7 @@ class Worker:
         """`measure`, with whatever went wrong in its place."""
         started = time.monotonic()
         try:
-            with contextlib.ExitStack():
-                line = {"event": "result", **self.measure(combination, wanted)}
+            line = {"event": "result", **self.measure(combination, wanted)}
         except NotApplicable as reason:
             line = {"event": "absent", "reason": str(reason)}
         except Exception as error:

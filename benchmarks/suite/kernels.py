@@ -1,0 +1,104 @@
+"""What each shipped kernel costs in machine code, compiled for GPUs that need not be here."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from .harness.metrics import METRICS
+from .harness.notes import note
+
+VERSION = "1; exact"
+# The same list on every machine and for every commit, or asv drops results. A test holds it to
+# what the package ships: a new kernel must be added here.
+KERNELS: tuple[str, ...] = ()
+# Written here and not asked of `static`: asv reads this file without triton.
+ARCHITECTURES = ("sm80", "sm90", "sm100", "gfx942")
+
+
+class Static:
+    """Kernel × architecture; no GPU, no driver, no noise."""
+
+    params = (list(KERNELS), list(ARCHITECTURES))
+    param_names = ("kernel", "arch")
+    version = VERSION
+    timeout = 60.0
+
+    def setup_cache(self) -> dict[tuple[str, str], dict[str, Any]]:
+        return compile_all_kernels()
+
+    setup_cache.timeout = 3600.0  # type: ignore[attr-defined]
+
+    def _look_up(self, cache: dict, metric: str, kernel: str, arch: str) -> float:
+        found = cache[kernel, arch]
+        if "failure" in found:
+            raise RuntimeError(found["failure"])
+        return found.get(metric, math.nan)
+
+    def track_registers(self, cache: dict, kernel: str, arch: str) -> float:
+        return self._look_up(cache, "registers", kernel, arch)
+
+    def track_spills(self, cache: dict, kernel: str, arch: str) -> float:
+        return self._look_up(cache, "spills", kernel, arch)
+
+    def track_shared_memory(self, cache: dict, kernel: str, arch: str) -> float:
+        return self._look_up(cache, "shared_memory", kernel, arch)
+
+    def track_instructions(self, cache: dict, kernel: str, arch: str) -> float:
+        return self._look_up(cache, "instructions", kernel, arch)
+
+
+for _name in ("registers", "spills", "shared_memory", "instructions"):
+    getattr(Static, f"track_{_name}").unit = METRICS[_name].unit
+
+
+def compile_all_kernels() -> dict[tuple[str, str], dict[str, Any]]:
+    """Static metrics of every kernel on every architecture; {} where one is not applicable."""
+    from .harness.progress import Progress
+
+    jobs = [(kernel, arch) for kernel in KERNELS for arch in ARCHITECTURES]
+    progress = Progress(len(jobs))
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    try:
+        from .harness.static import Failure, compile_all
+    except ImportError as error:
+        note("absent", benchmark="kernels.Static", params=[], reason=str(error))
+        return {job: {} for job in jobs}
+    for kernel, arch, metrics in compile_all(jobs):
+        where = {"benchmark": "kernels.Static", "params": [kernel, arch]}
+        progress.step(f"compiled {kernel} for {arch}", finished=1)
+        if isinstance(metrics, Failure):
+            reason = _not_applicable(metrics.reason)
+            if reason:
+                found[kernel, arch] = {}
+                note("absent", reason=reason, **where)
+            else:
+                found[kernel, arch] = {"failure": metrics.reason}
+                note("failure", text=metrics.reason, **where)
+            continue
+        found[kernel, arch] = {
+            "registers": metrics.registers,
+            "spills": metrics.spills,
+            "shared_memory": metrics.shared_memory,
+            "instructions": metrics.instructions,
+        }
+        note(
+            "kernel",
+            classes=metrics.instruction_classes,
+            sass_sha256=metrics.sass_sha256,
+            compiler=metrics.compiler,
+            fp_fusion=metrics.fp_fusion,
+            tensor_memory=metrics.tensor_memory,
+            **where,
+        )
+    progress.close()
+    return found
+
+
+def _not_applicable(reason: str) -> str | None:
+    """A kernel this commit does not have, or a machine without triton: not a failure."""
+    if reason.startswith("KeyError"):
+        return "this commit has no such kernel for this architecture"
+    if reason.startswith(("ModuleNotFoundError", "ImportError")):
+        return reason
+    return None
