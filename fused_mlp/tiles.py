@@ -101,14 +101,14 @@ class Tile:
         return _weights(problem) * self.m * self.n // (describe(arch).lanes * self.warps)
 
     def strips(self, itemsize: int) -> int:
-        """In how many strips of columns backward's epilogue runs.
+        """In how many strips of columns the epilogue runs.
 
-        Beside the sums it holds gate, up and three results; more than 32 of each a thread (16 where each takes a whole
-        register) spilled 300 times at 128×128 on sm90.
+        Beside the sums it holds what it loads and what it stores. Backward at 128×128 on sm90 spilled 302 times with more
+        than 32 elements a thread in a strip; fp32, where an element takes a whole register, still did with 16.
         """
         held = self.m * self.n // (32 * self.warps)
-        strips = held * itemsize // 64
-        return next(s for s in (1, 2, 4) if s >= min(strips, 4) or self.n // s <= 16)
+        allowed = 32 if itemsize == 2 else 8
+        return next((s for s in (1, 2, 4) if held <= s * allowed or self.n // s <= 16), 4)
 
     def refusal(self, arch: str, math: Math, problem: Problem) -> str | None:
         """Why this tile cannot run well, or None: the only statement of the rules."""
@@ -187,6 +187,12 @@ for _family, _stages in (("mma", 3), ("wgmma", 3), ("tcgen05", 3), ("mfma", 2)):
     _DEFAULTS[_family, "fp32"] = {
         problem: (Tile(64, 64, 16, 8, 3), Tile(32, 64, 16, 4, 3)) for problem in PROBLEMS
     }
+# Rows that are not 16-byte aligned are loaded element by element through registers, so few elements a thread.
+_UNALIGNED: dict[Math, Tile] = {
+    "half": Tile(64, 32, 32, 8, 2),
+    "tf32": Tile(64, 32, 32, 8, 2),
+    "fp32": Tile(32, 32, 16, 8, 2),
+}
 # Few, large blocks: under the interpreter a program costs far more than an element.
 _INTERPRETED = Tile(64, 128, 64, 4, 1)
 
@@ -198,6 +204,7 @@ def default_tile(
     tokens: int,
     intermediate: int,
     precision: str = "ieee",
+    aligned: bool = True,
 ) -> Tile:
     """A tile that compiles without spills and fits, for where no table was measured."""
     gpu = describe(arch)
@@ -205,6 +212,8 @@ def default_tile(
         return _INTERPRETED
     math = math_of(dtype, precision, arch)
     large, small = _DEFAULTS[gpu.family, math][problem]
+    if not aligned:
+        return _UNALIGNED[math]
     blocks = -(-tokens // large.m) * -(-intermediate // large.n)
     if tokens <= small.m or blocks < gpu.processors:
         return small

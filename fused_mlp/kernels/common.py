@@ -59,6 +59,7 @@ _TYPES = {
     torch.bfloat16: "bf16",
     torch.float16: "fp16",
     torch.float64: "fp64",
+    torch.int8: "i8",
 }
 
 
@@ -135,6 +136,16 @@ def tame(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def aligned(*operands: Tensor) -> bool:
+    """Whether 16-byte loads reach every row: without them there is no asynchronous copy and far more registers."""
+    return all(
+        1 in operand.stride()
+        and operand.storage_offset() * operand.element_size() % 16 == 0
+        and all(s == 1 or s * operand.element_size() % 16 == 0 for s in operand.stride())
+        for operand in operands
+    )
+
+
 def rows_of(tensor: Tensor) -> Tensor:
     """A 2-d tensor whose rows have unit stride, which is what lets loads be 16 bytes wide."""
     return tame(tensor if tensor.stride(-1) == 1 else tensor.contiguous())
@@ -163,6 +174,22 @@ def cast(x, dtype: tl.constexpr):
 def corner(pointer, block, BLOCK: tl.constexpr, stride):
     """Where a block starts: the one place a product can pass 2^31."""
     return pointer + (block * BLOCK).to(tl.int64) * stride
+
+
+@triton.jit
+def split_columns(block, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STRIPS: tl.constexpr):
+    """A block as STRIPS (1, 2 or 4) strips of columns, a tuple; registers are only renamed."""
+    if STRIPS == 1:
+        strips = (block,)
+    else:
+        halves = tl.split(tl.permute(tl.reshape(block, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1)))
+        if STRIPS == 2:
+            strips = halves
+        else:
+            left = split_columns(halves[0], BLOCK_M, BLOCK_N // 2, 2)
+            right = split_columns(halves[1], BLOCK_M, BLOCK_N // 2, 2)
+            strips = (left[0], left[1], right[0], right[1])
+    return strips
 
 
 @triton.jit

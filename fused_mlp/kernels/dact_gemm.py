@@ -20,6 +20,7 @@ from ..tiles import Tile, default_tile
 from .activation import ActGrads, new_grads, sum_partials
 from .common import (
     UNSPECIALIZED,
+    aligned,
     architecture,
     cast,
     corner,
@@ -28,14 +29,9 @@ from .common import (
     input_precision,
     launch,
     rows_of,
+    split_columns,
     tame,
 )
-
-
-@triton.jit
-def split_columns(block, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The left and the right half of a block; registers are only renamed."""
-    return tl.split(tl.permute(tl.reshape(block, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1)))
 
 
 @triton.jit
@@ -113,25 +109,14 @@ def dact_gemm_kernel(
         weight += BLOCK_K * weight_stride_k
 
     # In strips of columns: gate, up and three results beside the whole block would spill.
-    first = block_n * BLOCK_N
-    if STRIPS == 1:
+    strips = split_columns(grad, BLOCK_M, BLOCK_N, STRIPS)
+    for strip in tl.static_range(STRIPS):
         _epilogue(
-            grad, block_m, first, tokens, N, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, hidden_ptr,
-            partial_ptr, gate_stride, up_stride, out_stride, hidden_stride, partial_stride,
-            ACTIVATION, BLOCK_M, BLOCK_N,
+            strips[strip], block_m, block_n * BLOCK_N + strip * (BLOCK_N // STRIPS), tokens, N,
+            gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, hidden_ptr, partial_ptr, gate_stride,
+            up_stride, out_stride, hidden_stride, partial_stride,
+            ACTIVATION, BLOCK_M, BLOCK_N // STRIPS,
         )  # fmt: skip
-    else:
-        strips = split_columns(grad, BLOCK_M, BLOCK_N)
-        if STRIPS == 4:
-            strips = split_columns(strips[0], BLOCK_M, BLOCK_N // 2) + split_columns(
-                strips[1], BLOCK_M, BLOCK_N // 2
-            )
-        for strip in tl.static_range(STRIPS):
-            _epilogue(
-                strips[strip], block_m, first + strip * (BLOCK_N // STRIPS), tokens, N, gate_ptr,
-                up_ptr, d_gate_ptr, d_up_ptr, hidden_ptr, partial_ptr, gate_stride, up_stride,
-                out_stride, hidden_stride, partial_stride, ACTIVATION, BLOCK_M, BLOCK_N // STRIPS,
-            )  # fmt: skip
 
 
 def gemm_dact(
@@ -155,10 +140,11 @@ def gemm_dact(
     arch = architecture(d_out.device)
     problem = "plain_backward" if up is None else "glu_backward"
     precision = input_precision(d_out.dtype, arch)
-    tile = tile or default_tile(arch, d_out.dtype, problem, tokens, intermediate, precision)
-    d_out, down_weight = tame(d_out), tame(down_weight)
-    gate = rows_of(gate)
+    d_out, down_weight, gate = tame(d_out), tame(down_weight), rows_of(gate)
     up = None if up is None else rows_of(up)
+    tile = tile or default_tile(
+        arch, d_out.dtype, problem, tokens, intermediate, precision, aligned(d_out, down_weight)
+    )
     blocks = triton.cdiv(tokens, tile.m)
     grads, partial = new_grads(gate, up, blocks, recompute_hidden, bias_grads)
     if gate.numel():

@@ -18,6 +18,7 @@ from ..activations import get as get_activation
 from ..tiles import Tile, default_tile
 from .common import (
     UNSPECIALIZED,
+    aligned,
     architecture,
     cast,
     corner,
@@ -25,6 +26,7 @@ from .common import (
     grouped,
     input_precision,
     launch,
+    split_columns,
     tame,
 )
 
@@ -40,6 +42,34 @@ class GemmAct(NamedTuple):
     up: Tensor | None
 
 
+@triton.jit
+def _epilogue(
+    up, gate, block_m, first, tokens, N, up_bias_ptr, gate_bias_ptr, hidden_ptr, up_ptr, gate_ptr,
+    hidden_stride, saved_stride, GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    rows = tl.arange(0, BLOCK_M)[:, None]
+    cols = first + tl.arange(0, BLOCK_N)[None, :]
+    mask = (block_m * BLOCK_M + rows < tokens) & (cols < N)
+    dtype = hidden_ptr.dtype.element_ty
+    saved = rows * saved_stride + cols
+    if up_bias_ptr is not None:
+        up += tl.load(up_bias_ptr + cols, cols < N, 0.0).to(tl.float32)
+    if up_ptr is not None:
+        tl.store(corner(up_ptr, block_m, BLOCK_M, saved_stride) + saved, cast(up, dtype), mask)
+    if GATED:
+        if gate_bias_ptr is not None:
+            gate += tl.load(gate_bias_ptr + cols, cols < N, 0.0).to(tl.float32)
+        if gate_ptr is not None:
+            kept = corner(gate_ptr, block_m, BLOCK_M, saved_stride) + saved
+            tl.store(kept, cast(gate, dtype), mask)
+        hidden = forward(gate, ACTIVATION) * up
+    else:
+        hidden = forward(up, ACTIVATION)
+    out = corner(hidden_ptr, block_m, BLOCK_M, hidden_stride) + rows * hidden_stride + cols
+    tl.store(out, cast(hidden, dtype), mask)
+
+
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def glu_gemm_kernel(
     x_ptr, up_weight_ptr, gate_weight_ptr, up_bias_ptr, gate_bias_ptr, hidden_ptr, up_ptr, gate_ptr,
@@ -47,6 +77,7 @@ def glu_gemm_kernel(
     hidden_stride, saved_stride,
     ACTIVATION: tl.constexpr, PRECISION: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+    STRIPS: tl.constexpr,
 ):  # fmt: skip
     block_m, block_n = grouped(
         tl.program_id(0), tl.cdiv(tokens, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP
@@ -86,27 +117,19 @@ def glu_gemm_kernel(
         x += BLOCK_K * x_stride_k
         wu += BLOCK_K * up_stride_k
 
-    mask = row_inside[:, None] & col_inside[None, :]
-    dtype = hidden_ptr.dtype.element_ty
-    first = block_n * BLOCK_N
-    if up_bias_ptr is not None:
-        up += tl.load(up_bias_ptr + first + cols, col_inside, 0.0).to(tl.float32)[None, :]
-    saved = rows[:, None] * saved_stride + (first + cols)[None, :]
-    if up_ptr is not None:
-        tl.store(corner(up_ptr, block_m, BLOCK_M, saved_stride) + saved, cast(up, dtype), mask)
+    # In strips of columns, as sums, results and biases of the whole block at once would spill.
+    ups = split_columns(up, BLOCK_M, BLOCK_N, STRIPS)
     if gate_weight_ptr is not None:
-        if gate_bias_ptr is not None:
-            gate += tl.load(gate_bias_ptr + first + cols, col_inside, 0.0).to(tl.float32)[None, :]
-        if gate_ptr is not None:
-            tl.store(
-                corner(gate_ptr, block_m, BLOCK_M, saved_stride) + saved, cast(gate, dtype), mask
-            )
-        hidden = forward(gate, ACTIVATION) * up
+        gates = split_columns(gate, BLOCK_M, BLOCK_N, STRIPS)
     else:
-        hidden = forward(up, ACTIVATION)
-    out = corner(hidden_ptr, block_m, BLOCK_M, hidden_stride)
-    out += rows[:, None] * hidden_stride + (first + cols)[None, :]
-    tl.store(out, cast(hidden, dtype), mask)
+        gates = ups
+    for strip in tl.static_range(STRIPS):
+        _epilogue(
+            ups[strip], gates[strip], block_m, block_n * BLOCK_N + strip * (BLOCK_N // STRIPS),
+            tokens, N, up_bias_ptr, gate_bias_ptr, hidden_ptr, up_ptr, gate_ptr,
+            hidden_stride, saved_stride, gate_weight_ptr is not None,
+            ACTIVATION, BLOCK_M, BLOCK_N // STRIPS,
+        )  # fmt: skip
 
 
 def gemm_act(
@@ -131,9 +154,12 @@ def gemm_act(
     arch = architecture(x.device)
     precision = input_precision(x.dtype, arch)
     problem = "glu" if gated else "plain"
-    tile = tile or default_tile(arch, x.dtype, problem, tokens, intermediate, precision)
     x, up_weight = tame(x), tame(up_weight)
     gate_weight = tame(gate_weight) if gated else None
+    operands = (x, up_weight, gate_weight) if gated else (x, up_weight)
+    tile = tile or default_tile(
+        arch, x.dtype, problem, tokens, intermediate, precision, aligned(*operands)
+    )
     hidden = x.new_empty(tokens, intermediate)
     saved = x.new_empty(tokens, (1 + gated) * intermediate) if save else None
     up = saved[:, gated * intermediate :] if save else None
@@ -148,6 +174,7 @@ def gemm_act(
             ACTIVATION=get_activation(activation).name, PRECISION=precision,
             EVEN_N=intermediate % tile.n == 0, EVEN_K=hidden_size % tile.k == 0,
             BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, GROUP=tile.group,
+            STRIPS=tile.strips(x.element_size()),
             warps=tile.warps, stages=tile.stages,
         )  # fmt: skip
     return GemmAct(hidden, gate, up)
