@@ -91,7 +91,11 @@ def pull(remote: str, into: Path, *, branch: str = BRANCH) -> list[str]:
     with Store.open(remote, branch) as store:
         if store.fetch() is None:
             return []
-        files = {name: body for name, body in store.files().items() if known(name)}
+        return lay({name: body for name, body in store.files().items() if known(name)}, into)
+
+
+def lay(files: Tree, into: Path) -> list[str]:
+    """Lay results over the folder ``into``; the paths that changed. Nothing is removed."""
     mine: Tree = {}
     for name in files:
         path = into / name
@@ -192,6 +196,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     one = actions.add_parser("pull", parents=[common], help="lay the history over results/")
     one.add_argument("--into", type=Path, default=RESULTS, metavar="FOLDER")
+    one.add_argument("--with", dest="extra", type=Path, metavar="FOLDER", help="and these results")
 
     two = actions.add_parser(
         "append", parents=[common], help="add a folder of results to the history"
@@ -228,6 +233,8 @@ def run(args: argparse.Namespace) -> int:
         remote = args.remote or remote_url(ROOT)
         if args.action == "pull":
             changed = pull(remote, args.into, branch=args.history)
+            if args.extra:
+                changed += lay(read_tree(args.extra), args.into)
             print(f"{len(changed)} file(s) laid over {args.into.name}/")
         else:
             changed = append(args.source, remote, branch=args.history, tries=args.tries)

@@ -3,7 +3,6 @@ data.
 
 Everything here holds for a folder unpacked from a hostile artifact. Names, sizes, counts and shapes
 are checked before one byte is kept, and whatever is not asv's own is refused, never repaired.
-Standard library only: the job that may write history installs nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +27,11 @@ DEEPEST = 12  # asv nests five deep
 MACHINE = r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}"
 ENVIRONMENT = r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,150}"
 RESULT = re.compile(rf"({MACHINE})/([0-9a-f]{{8}})-({ENVIRONMENT})\.json(l?)")
-KNOWN = (re.compile(r"benchmarks\.json"), re.compile(rf"{MACHINE}/machine\.json"), RESULT)
+KNOWN = (
+    re.compile(r"benchmarks\.json"),
+    re.compile(rf"{MACHINE}/(machine\.json|ceilings\.jsonl)"),
+    RESULT,
+)
 # A benchmark's name reaches web pages, comments and command lines: nothing in it may mean anything
 # there.
 BENCHMARK = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,200}")
@@ -226,17 +229,16 @@ def check_measured(tree: Tree) -> int:
     """How many numbers were measured; Refused where a run ended with nothing that can be judged.
 
     A run with no results, or with nothing but NaN, failures or zeros, says that the machine is
-    broken. Judged as numbers it would read as a regression, or as a very large improvement.
+    broken. Judged as numbers it would read as a regression, or as a very large improvement. One
+    commit that does not build, beside others that were measured, is a fact and is kept.
     """
     results = {name: parse(name, body) for name, body in tree.items() if is_result(name)}
     if not results:
         raise Refused("the run left no result: the measurement broke, nothing is judged")
-    count = 0
-    for name, data in results.items():
-        found = numbers(data)
-        if not found:
-            raise Refused(f"{shown(name)}: every result is missing or NaN: the measurement broke")
-        if not any(found):
+    found = {name: numbers(data) for name, data in results.items()}
+    for name, values in found.items():
+        if values and not any(values):
             raise Refused(f"{shown(name)}: every result is zero: the measurement broke")
-        count += len(found)
-    return count
+    if not any(found.values()):
+        raise Refused(f"{shown(min(found))}: every result is missing or NaN: the measurement broke")
+    return sum(map(len, found.values()))

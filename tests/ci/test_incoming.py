@@ -158,6 +158,12 @@ def test_a_run_without_results_is_broken(tmp_path: Path) -> None:
         read_tree(tmp_path / "nowhere")
 
 
+def test_a_commit_that_does_not_build_is_kept_beside_others(tmp_path: Path) -> None:
+    folder = samples.write(tmp_path / "in", [1, 2])
+    (folder / NAME).write_bytes(samples.encode(samples.result(1, {LATENCY: [None]})))
+    assert check_measured(read_tree(folder)) == 1
+
+
 def test_a_sound_run_is_taken(tmp_path: Path) -> None:
     assert check_measured(read_tree(samples.write(tmp_path / "in", [1, 2]))) == 2
 
