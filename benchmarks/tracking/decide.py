@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .noise import MEDIAN_COST, Noise, nan_median
+from .noise import MEDIAN_COST, Noise, nan_median, nan_quantile
 from .rule import DEFAULT, Rule
+from .steps import settled
 
 
 @dataclass(frozen=True)
@@ -52,13 +53,14 @@ def decide(
     that has enough values must be beaten, and at least one significantly.
     """
     least = rule.least_effect if least_effect is None else least_effect
+    history = settled(history)
     count = np.isfinite(head).sum(axis=1)
     middle = nan_median(head)
     known = np.isfinite(history).sum(axis=1) >= rule.least_history
 
     share, z = pairs_won(head, history)
     effect = middle - noise.center
-    beyond = middle > noise.upper + rule.mode_margin
+    beyond = middle > nan_quantile(history, rule.mode_quantile) + rule.mode_margin
     with np.errstate(invalid="ignore"):
         worse = ~known | ((share > rule.superiority) & (effect > least))
         significant = known & (z > rule.rank_z)

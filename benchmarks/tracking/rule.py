@@ -63,6 +63,10 @@ class Rule:
 
     # A suite's median is the machine's doing, not a benchmark's, from this many benchmarks on.
     least_suite: int = 8
+    # Moved alike: this share of a suite within half of its median move, which exceeds least_effect.
+    shift_share: float = 0.80
+    # As many regressions with no improvement are doubted.
+    many: int = 10
 
     @property
     def window(self) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .noise import nan_median
+from .noise import nan_median, nan_quantile
 
 # A shorter piece cannot be told from a mode flip; `replay` removes real steps by the same measure.
 LEAST_PIECE = 15
@@ -79,3 +79,31 @@ def residuals(logs: np.ndarray) -> np.ndarray:
         values[piece.start : piece.stop] -= piece.level
     out[finite] = values
     return out
+
+
+def settled(windows: np.ndarray, least: int = LEAST_PIECE) -> np.ndarray:
+    """Rows of (series, commits) without what lies before their last clear step.
+
+    A clear step: `least` values on either side, and nearly every value after it on one side of
+    nearly every value before it, so a level that is still visited in turn stays in.
+    """
+    width = windows.shape[1]
+    if width < 2 * least:
+        return windows
+    x = np.where(np.isfinite(windows), windows, 0.0)
+    there = np.isfinite(windows)
+    count, total = np.cumsum(there, axis=1), np.cumsum(x, axis=1)
+    cut = np.arange(least, width - least + 1)
+    left_n, left = count[:, cut - 1], total[:, cut - 1]
+    right_n, right = count[:, -1:] - left_n, total[:, -1:] - left
+    with np.errstate(invalid="ignore", divide="ignore"):
+        gap = np.abs(right / right_n - left / left_n)
+        score = np.where(left_n >= least, gap * np.sqrt(left_n * right_n), -1.0)
+    at = cut[np.argmax(score, axis=1)]
+    before = np.arange(width) < at[:, None]
+    old, new = np.where(before, windows, np.nan), np.where(before, np.nan, windows)
+    apart = (nan_quantile(old, 0.05) > nan_quantile(new, 0.95)) | (
+        nan_quantile(old, 0.95) < nan_quantile(new, 0.05)
+    )
+    clear = apart & (score.max(axis=1) > 0)
+    return np.where(clear[:, None], new, windows)

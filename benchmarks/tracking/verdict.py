@@ -61,6 +61,8 @@ class Verdict:
     flags: tuple[str, ...] = ()
     rerun: bool = False  # the screen wants it run again
     accepted: str = ""
+    base: str = ""  # history mode: the last commit before the change
+    head: str = ""  # and the first after it
     explanation: tuple[str, ...] = ()
 
     @property
@@ -96,10 +98,11 @@ class Report:
     @property
     def outcome(self) -> Outcome:
         """The worst that counts; nothing measured at all is never a pass."""
+        regressed = self.of(Outcome.REGRESSED, gating=True)
+        if any(v.kind == "exact" or not self.invalid for v in regressed):
+            return Outcome.REGRESSED
         if self.invalid:
             return Outcome.INCONCLUSIVE
-        if self.of(Outcome.REGRESSED, gating=True):
-            return Outcome.REGRESSED
         if self.of(Outcome.INCONCLUSIVE, gating=True):
             return Outcome.INCONCLUSIVE
         if self.of(Outcome.PASS) or self.of(Outcome.IMPROVED) or self.of(Outcome.REGRESSED):
