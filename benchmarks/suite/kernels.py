@@ -52,6 +52,10 @@ for _name in ("registers", "spills", "shared_memory", "instructions"):
     getattr(Static, f"track_{_name}").unit = METRICS[_name].unit
 
 
+if not KERNELS:
+    del Static
+
+
 def compile_all_kernels() -> dict[tuple[str, str], dict[str, Any]]:
     """Static metrics of every kernel on every architecture; {} where one is not applicable."""
     from .harness.progress import Progress

@@ -89,6 +89,8 @@ class Supervisor:
         self.folder = Path(folder or tempfile.mkdtemp(prefix="fused-mlp-suite-"))
         self.table: Table = {combination: Entry() for combination in self.wanted}
         self.stop = Stop()
+        self.command = [sys.executable, "-m", f"{_PACKAGE}.worker"]
+        self.patience = PATIENCE_SECONDS
         self._jobs = 0
         noisy = not all(map(one_process, self.wanted.values()))
         self.rounds = (processes or size.processes) if noisy else 1
@@ -135,7 +137,7 @@ class Supervisor:
         running = [self._start(slow[lane::lanes], False, prepare=True) for lane in range(lanes)]
         for process, out, _log in running:
             while process.poll() is None:
-                late = time.monotonic() - started > PATIENCE_SECONDS + 30 * len(slow)
+                late = time.monotonic() - started > self.patience + 30 * len(slow)
                 if self.stop or late:
                     _kill(process)
                 time.sleep(0.1)
@@ -182,8 +184,8 @@ class Supervisor:
                     self.progress.step(str(left[finished - 1]), finished=1)
             if ended or self.stop:
                 break
-            if time.monotonic() - spoke > PATIENCE_SECONDS:
-                text = f"no sign of life for {PATIENCE_SECONDS:.0f} s"
+            if time.monotonic() - spoke > self.patience:
+                text = f"no sign of life for {self.patience:.0f} s"
                 _kill(process)
             time.sleep(0.05)
         _kill(process)
@@ -222,7 +224,7 @@ class Supervisor:
         env.pop("TRITON_INTERPRET", None)
         with open(log, "wb") as log_file:
             process = subprocess.Popen(
-                [sys.executable, "-m", f"{_PACKAGE}.worker", str(job_file)],
+                [*self.command, str(job_file)],
                 stdin=subprocess.DEVNULL,
                 stdout=log_file,
                 stderr=subprocess.STDOUT,
