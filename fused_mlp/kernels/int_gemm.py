@@ -1,12 +1,14 @@
 """hidden = act(x·Wgᵀ + bg) · (x·Wuᵀ + bu) with int8 or int4 weights, for the few tokens of decode.
 
-At 1 to 16 tokens the time is the time to read the weights, so they are read as they are stored, once, and become
-numbers in registers. A weight is ``q · scale + zero`` (zero only in int4), the same for a group of a row's columns:
+At 1 to 16 tokens the time is the time to read the weights, so they are read as they are stored,
+once, and become numbers in registers. A weight is ``q · scale + zero`` (zero only in int4), the
+same for a group of a row's columns:
 
     Σ x·w = Σ over groups of  scale · Σ x·q  +  zero · Σ x
 
-so small integers, which bf16 holds exactly, go to the tensor cores, and scales meet fp32 sums: nothing is rounded but
-x, on input, and the result. No split of the reduction over programs, so no atomics, and the same bits every time.
+so small integers, which bf16 holds exactly, go to the tensor cores, and scales meet fp32 sums:
+nothing is rounded but x, on input, and the result. No split of the reduction over programs, so no
+atomics, and the same bits every time.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from torch import Tensor
 from ..activations import forward
 from ..activations import get as get_activation
 from .common import (
+    INTERPRETED,
     UNSPECIALIZED,
     architecture,
     cast,
@@ -37,7 +40,8 @@ class QuantWeight(NamedTuple):
     """A quantized weight of ``(out, in)``, as plain tensors.
 
     Attributes:
-        values: int8 ``(out, in)``, or ``(out, in / 2)`` with two int4 a byte, the even column in the low half.
+        values: int8 ``(out, in)``, or ``(out, in / 2)`` with two int4 a byte, the even column in
+            the low half.
         scale: ``(in / group, out)``; one row for int8.
         zero: as scale for int4, None for int8.
         group: columns that share a scale.
@@ -61,6 +65,8 @@ def _weights(pointer, ks, limit, cols, inside, stride, PACKED: tl.constexpr, dty
     q = tl.load(pointer + offsets, inside[:, None] & (ks < limit)[None, :], 0)
     if PACKED:
         q = tl.join((q << 4) >> 4, q >> 4).reshape(q.shape[0], 2 * q.shape[1])
+    if INTERPRETED:  # its cast from integers to bf16 keeps the bits instead of the value
+        return q.to(tl.float32).trans()
     return q.to(dtype).trans()
 
 
@@ -102,9 +108,12 @@ def int_gemm_kernel(
     for k in range(0, K, BLOCK_K):
         a = tl.load(x + k, row_inside[:, None] & (ks < K - k)[None, :], 0.0)
         at = k // 2 if PACKED else k
-        b = _weights(up_q + at, bytes_k, row_bytes - at, cols, col_inside, weight_stride, PACKED, dtype)
+        b = _weights(
+            up_q + at, bytes_k, row_bytes - at, cols, col_inside, weight_stride, PACKED, dtype
+        )
         if PACKED:
-            # Each block lies in one group, whose scale is applied here; int8's single one waits for the end.
+            # Each block lies in one group, whose scale is applied here; int8's single one waits for
+            # the end.
             sums = tl.sum(a.to(tl.float32), 1)
             part = dot(a, b, tl.zeros((BLOCK_M, BLOCK_N), tl.float32), PRECISION)
             offsets = (k // GROUP) * scale_stride + first
@@ -146,7 +155,8 @@ def quant_gemm_act(
     gate_bias: Tensor | None,
     activation: str,
 ) -> Tensor:
-    """act(x·Wgᵀ + bg) · (x·Wuᵀ + bu), or act(x·Wuᵀ + bu): ``(tokens, in)`` to ``(tokens, out)``, at most 16 tokens."""
+    """act(x·Wgᵀ + bg) · (x·Wuᵀ + bu), or act(x·Wuᵀ + bu): ``(tokens, in)`` to ``(tokens, out)``,
+    at most 16 tokens."""
     tokens, width = x.shape
     out = up.values.shape[0]
     if tokens > MAX_TOKENS:
@@ -154,13 +164,14 @@ def quant_gemm_act(
     arch = architecture(x.device)
     x = rows_of(x)
     hidden = x.new_empty(tokens, out)
-    # A block's depth divides the group, so that it has one scale; narrow blocks keep all processors busy.
+    # A block's depth divides the group, so that it has one scale; narrow blocks keep all processors
+    # busy.
     depth = min(up.group & -up.group, 128) if up.packed else 128
     columns = 64 if arch == "interpreter" else 32 if out > 8192 else 16
     launch(
         int_gemm_kernel, (triton.cdiv(out, columns),),
-        x, up.values, up.scale, up.zero, *((gate.values, gate.scale, gate.zero) if gate else (None,) * 3),
-        up_bias, gate_bias, hidden,
+        x, up.values, up.scale, up.zero, *((gate.values, gate.scale, gate.zero) if gate else (None,)
+        * 3), up_bias, gate_bias, hidden,
         tokens, out, width, x.stride(0), up.values.stride(0), up.scale.stride(0), hidden.stride(0),
         GROUP=up.group, ACTIVATION=get_activation(activation).name,
         PRECISION=input_precision(x.dtype, arch),

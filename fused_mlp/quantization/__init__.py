@@ -1,7 +1,9 @@
-"""Quantized MLPs on torchao's tensors: dynamic, static, weight-only, and quantization-aware training.
+"""Quantized MLPs on torchao's tensors: dynamic, static, weight-only, and quantization-aware
+training.
 
-torchao owns the number formats and their tensors; this room owns what an MLP can share that single linear layers
-cannot (one quantization of x for gate and up, no pass over memory between the GEMMs) and refuses what cannot work.
+torchao owns the number formats and their tensors; this room owns what an MLP can share that single
+linear layers cannot (one quantization of x for gate and up, no pass over memory between the GEMMs)
+and refuses what cannot work.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""`quantize` and `prepare_qat`: the checks first, over everything, so that a refusal changes nothing."""
+"""`quantize` and `prepare_qat`: the checks first, over everything, so that a refusal changes
+nothing."""
 
 from __future__ import annotations
 
@@ -34,20 +35,23 @@ def quantize(
     """Quantize every `FusedMLP` in ``module``, in place, for inference.
 
     Args:
-        module: a `FusedMLP`, or a model that holds some (see `fused_mlp.fuse`); the rest of the model is left alone. One
-            that went through `prepare_qat` is converted.
-        mode: ``int8_dynamic`` (int8 weights and activations, a scale a token), ``int8_static`` (one fixed scale an
-            activation, from ``calibration``), ``int8_weight``, ``int4_weight``, ``fp8_dynamic``.
+        module: a `FusedMLP`, or a model that holds some (see `fused_mlp.fuse`); the rest of the
+            model is left alone. One that went through `prepare_qat` is converted.
+        mode: ``int8_dynamic`` (int8 weights and activations, a scale a token), ``int8_static`` (one
+            fixed scale an activation, from ``calibration``), ``int8_weight``, ``int4_weight``,
+            ``fp8_dynamic``.
         group_size: weights that share a scale in ``int4_weight``: 32, 64, 128 or 256.
-        calibration: for ``int8_static``, inputs of ``module``: each a tensor, a tuple of arguments or a dict of keywords.
+        calibration: for ``int8_static``, inputs of ``module``: each a tensor, a tuple of arguments
+            or a dict of keywords.
 
     Returns:
-        ``module``. Its weights are torchao's tensors without gradients; ``state_dict`` saves them, and
-        ``load_state_dict(..., assign=True)`` loads them into a module that is quantized or not.
+        ``module``. Its weights are torchao's tensors without gradients; ``state_dict`` saves them,
+        and ``load_state_dict(..., assign=True)`` loads them into a module that is quantized or not.
 
     Raises:
-        ValueError: an unknown mode; no `FusedMLP` in ``module``; already quantized; a group size that does not divide the
-            rows; NaN in a weight or in calibration; no calibration data, or data for a mode that takes none.
+        ValueError: an unknown mode; no `FusedMLP` in ``module``; already quantized; a group size
+            that does not divide the rows; NaN in a weight or in calibration; no calibration data,
+            or data for a mode that takes none.
         ImportError: torchao is missing.
 
     On a CPU, ``int8_weight`` and ``int4_weight`` compute in bf16 where the CPU does. https://github.com/pytorch/ao
@@ -83,10 +87,11 @@ def quantize(
 
 
 def prepare_qat(module: nn.Module, mode: str, *, group_size: int = 128) -> nn.Module:
-    """Let every `FusedMLP` in ``module`` train as if quantized, in place; `quantize` with the same mode converts it.
+    """Let every `FusedMLP` in ``module`` train as if quantized, in place; `quantize` with the same
+    mode converts it.
 
-    Weights (and, for ``int8_dynamic``, activations) are rounded in forward and gradients pass through the rounding
-    (Jacob et al., https://arxiv.org/abs/1712.05877), by torchao's `QATConfig`.
+    Weights (and, for ``int8_dynamic``, activations) are rounded in forward and gradients pass
+    through the rounding (Jacob et al., https://arxiv.org/abs/1712.05877), by torchao's `QATConfig`.
 
     Args:
         module: as in `quantize`.
@@ -104,7 +109,8 @@ def prepare_qat(module: nn.Module, mode: str, *, group_size: int = 128) -> nn.Mo
     for name, mlp in found:
         if hasattr(mlp, _PREPARED):
             raise ValueError(
-                f"{name} is already prepared for {getattr(mlp, _PREPARED)[0]}; quantize() converts it"
+                f"{name} is already prepared for {getattr(mlp, _PREPARED)[0]}; quantize() "
+                "converts it"
             )
         _check(name, mlp, chosen, group_size)
     for _, mlp in found:
@@ -122,7 +128,8 @@ def _qat_config(mode: Mode, group_size: int) -> QATConfig:
     weight = IntxFakeQuantizeConfig(torch.int8, "per_channel", is_symmetric=True)
     activation = None
     if mode.name == "int8_dynamic":
-        # torchao imitates per-token activations only with a zero point; it is the finer of the two roundings.
+        # torchao imitates per-token activations only with a zero point; it is the finer of the two
+        # roundings.
         activation = IntxFakeQuantizeConfig(torch.int8, "per_token", is_symmetric=False)
     return QATConfig(activation_config=activation, weight_config=weight, step="prepare")
 
@@ -141,7 +148,8 @@ def _fused_mlps(module: nn.Module) -> list[tuple[str, FusedMLP]]:
     ]
     if not found:
         raise ValueError(
-            f"{type(module).__name__} holds no FusedMLP; make one with fused_mlp.fuse(model) or FusedMLP.from_module(mlp)"
+            f"{type(module).__name__} holds no FusedMLP; make one with fused_mlp.fuse(model) or "
+            "FusedMLP.from_module(mlp)"
         )
     return found
 
@@ -157,12 +165,14 @@ def _check(name: str, mlp: FusedMLP, mode: Mode, group_size: int) -> None:
     wanted = (mode.name, group_size) if mode.grouped else (mode.name,)
     if prepared is not None and prepared[: len(wanted)] != wanted:
         raise ValueError(
-            f"{name} was trained for {prepared[0]} with group size {prepared[1]}, so quantize it so, "
+            f"{name} was trained for {prepared[0]} with group size {prepared[1]}, so quantize it "
+            "so, "
             f"not for {mode.name} with {group_size}"
         )
     if mlp._fused_mlp.gate == mlp._fused_mlp.up:
         raise ValueError(
-            f"{name} packs gate and up in {mlp._fused_mlp.up}; quantize takes them as two linear layers"
+            f"{name} packs gate and up in {mlp._fused_mlp.up}; quantize takes them as two linear "
+            "layers"
         )
     for child, linear in _linears(mlp):
         if not isinstance(linear, nn.Linear):
@@ -171,7 +181,8 @@ def _check(name: str, mlp: FusedMLP, mode: Mode, group_size: int) -> None:
             )
         if weights.is_quantized(linear.weight):
             raise ValueError(
-                f"{name} is already quantized ({getattr(mlp, _MODE, ('loaded from a state_dict',))[0]}); "
+                f"{name} is already quantized "
+                f"({getattr(mlp, _MODE, ('loaded from a state_dict',))[0]}); "
                 "quantizing rounded weights again only loses more: start from the original weights"
             )
         why = weights.obstacle(linear.weight, mode, group_size)
@@ -183,7 +194,8 @@ def _refuse_training(mlp: nn.Module, _: Any) -> None:
     if mlp.training and torch.is_grad_enabled():
         mode = getattr(mlp, _MODE)[0]
         raise RuntimeError(
-            f"this FusedMLP was converted to {mode} and cannot be trained: rounded weights have no gradient. Train before "
+            f"this FusedMLP was converted to {mode} and cannot be trained: rounded weights have "
+            "no gradient. Train before "
             "converting (fused_mlp.quantization.prepare_qat), or call .eval() to use it"
         )
 
@@ -203,9 +215,11 @@ def _observer(name: str, where: str) -> Callable[[Tensor], None]:
     def observe(x: Tensor) -> None:
         if not torch.isfinite(x).all():
             raise ValueError(
-                f"calibration: {where} of {name} holds NaN or infinity; a scale cannot be found from it, clean the data"
+                f"calibration: {where} of {name} holds NaN or infinity; a scale cannot be found "
+                "from it, clean the data"
             )
-        observer(x.float().reshape(-1, x.shape[-1]))
+        if x.numel():  # the observer wants one shape; two numbers say all it asks
+            observer(torch.stack(x.float().aminmax()).view(2, 1))
 
     observe.observer = observer  # type: ignore[attr-defined]
     return observe
@@ -213,7 +227,8 @@ def _observer(name: str, where: str) -> Callable[[Tensor], None]:
 
 @contextmanager
 def _observed(found: list[tuple[str, FusedMLP]]) -> Iterator[dict[tuple[str, bool], Any]]:
-    """Inside, what goes into each MLP and into its down projection is observed; keys are (name, is it the latter)."""
+    """Inside, what goes into each MLP and into its down projection is observed; keys are (name,
+    is it the latter)."""
     observers: dict[tuple[str, bool], Any] = {}
     handles = []
     for name, mlp in found:

@@ -1,9 +1,11 @@
-"""The int8 MLP on a CPU: three int8 GEMMs and, between them, blocks of rows that never leave the cache.
+"""The int8 MLP on a CPU: three int8 GEMMs and, between them, blocks of rows that never leave the
+cache.
 
-Numbers are torchao's (`Int8Tensor`): symmetric, ``scale = max|x| / 127.5``, ``q = clamp(round(x / scale))``, products
-summed exactly in int32. Two things torchao's layers cannot do, one by one: x is quantized once for gate and up, and the
-passes from int32 to the next int8 (two scales, activation, product, the hidden's own scale, rounding) run over a block
-that fits in L2 instead of over a whole (tokens, intermediate) activation each.
+Numbers are torchao's (`Int8Tensor`): symmetric, ``scale = max|x| / 127.5``, ``q = clamp(round(x /
+scale))``, products summed exactly in int32. Two things torchao's layers cannot do, one by one: x is
+quantized once for gate and up, and the passes from int32 to the next int8 (two scales, activation,
+product, the hidden's own scale, rounding) run over a block that fits in L2 instead of over a whole
+(tokens, intermediate) activation each.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ _EPS = torch.finfo(torch.float32).eps
 
 
 def int8_mlp(x: Tensor, p: Params, act: Activation) -> Tensor:
-    """The MLP of ``x`` ``(tokens, hidden_size)`` in fp32; weights are torchao's `Int8Tensor` with quantized input."""
+    """The MLP of ``x`` ``(tokens, hidden_size)`` in fp32; weights are torchao's `Int8Tensor` with
+    quantized input."""
     first = p.up_weight if p.gate_weight is None else p.gate_weight
     x_q, x_scale = quantize_rows(x, first)
     up = _Layer(x_q, x_scale, p.up_weight, p.up_bias)
@@ -46,7 +49,8 @@ def int8_mlp(x: Tensor, p: Params, act: Activation) -> Tensor:
 
 
 def quantize_rows(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """``(q, scale)`` of x as ``weight`` wants its input: int8 ``(tokens, hidden_size)``, scale ``(tokens, 1)`` or ``(1, 1)``."""
+    """``(q, scale)`` of x as ``weight`` wants its input: int8 ``(tokens, hidden_size)``, scale
+    ``(tokens, 1)`` or ``(1, 1)``."""
     x = x.float()
     scale = weight.act_quant_scale
     if scale is None:

@@ -1,4 +1,5 @@
-"""What a quantized MLP runs: per weight type and device, the whole MLP on plain tensors taken out of torchao's."""
+"""What a quantized MLP runs: per weight type and device, the whole MLP on plain tensors taken out
+of torchao's."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from torch.nn.functional import linear
 from .. import machine
 from ..activations import Activation
 from ..paths import Params
+from ..plan import DECODE_TOKENS
 from .int8 import int8_mlp
 from .weights import (
     Float8Tensor,
@@ -19,37 +21,9 @@ from .weights import (
     is_quantized,
 )
 
-# PyTorch's int8 weight GEMM beats converting the weights up to here: 1.4× at 16 tokens, 0.4× at 128.
+# PyTorch's int8 weight GEMM beats converting the weights up to here: 1.4× at 16 tokens, 0.4× at
+# 128.
 _INT8_WEIGHT_TOKENS = 16
-
-
-def describe(x: Tensor, p: Params) -> str | None:
-    """What will run for these weights, in words; None where torchao's own operators serve."""
-    up = p.up_weight
-    if not all(type(w) is type(up) for w in (p.down_weight, p.gate_weight) if w is not None):
-        return None
-    device, tokens = x.device.type, x.numel() // max(x.shape[-1], 1)
-    if isinstance(up, Int8Tensor) and up.act_quant_kwargs is not None:
-        return (
-            "int8 GEMMs, x quantized once, no pass over memory in between"
-            if device == "cpu"
-            else None
-        )
-    if device == "cuda" and isinstance(up, Int8Tensor | Int4Tensor):
-        if tokens <= 16 and machine.has_triton():
-            return "Triton GEMMs that dequantize as they read, activation in the epilogue"
-        return None if isinstance(up, Int8Tensor) else "weights dequantized, then the vendor's GEMM"
-    if device == "cpu" and isinstance(up, Int8Tensor) and machine.onednn_native(torch.bfloat16):
-        return "bf16 GEMMs over int8 weights"
-    if isinstance(up, Int4Tensor | Int4OpaqueTensor):
-        return (
-            "bf16 GEMM over int4 weights"
-            if isinstance(up, Int4OpaqueTensor)
-            else "weights dequantized"
-        )
-    if device == "cpu" and isinstance(up, Float8Tensor):
-        return "fp8 emulated: rounded to fp8, multiplied in fp32"
-    return None
 
 
 def run(x: Tensor, p: Params, act: Activation) -> Tensor:
@@ -58,7 +32,8 @@ def run(x: Tensor, p: Params, act: Activation) -> Tensor:
         x = x.to(torch.get_autocast_dtype(x.device.type))
     if x.requires_grad and torch.is_grad_enabled():
         raise RuntimeError(
-            "x requires a gradient, but quantized weights pass none on; use torch.no_grad() or x.detach(), or train with "
+            "x requires a gradient, but quantized weights pass none on; use torch.no_grad() or "
+            "x.detach(), or train with "
             "fused_mlp.quantization.prepare_qat before converting"
         )
     rows = x.reshape(-1, x.shape[-1])
@@ -77,16 +52,10 @@ def _rows(x: Tensor, p: Params, act: Activation) -> Tensor:
         and x.device.type == "cpu"
     ):
         return int8_mlp(x, p, act)
-    if (
-        one_type
-        and x.device.type == "cuda"
-        and x.shape[0] <= 16
-        and isinstance(up, Int8Tensor | Int4Tensor)
-    ):
-        if up_is_weight_only(up) and machine.has_triton():
-            from ..kernels.int_gemm import quant_mlp
+    if one_type and x.shape[0] <= DECODE_TOKENS and _reads_as_it_goes(x, up):
+        from ..kernels.int_gemm import quant_mlp
 
-            return quant_mlp(x, *(plain(w) for w in p[:3]), *p[3:], act.name)
+        return quant_mlp(x, *(plain(w) for w in p[:3]), *p[3:], act.name)
     hidden = act.eager(_linear(x, up if p.gate_weight is None else p.gate_weight,
                                p.up_bias if p.gate_weight is None else p.gate_bias))  # fmt: skip
     if p.gate_weight is not None:
@@ -94,8 +63,13 @@ def _rows(x: Tensor, p: Params, act: Activation) -> Tensor:
     return _linear(hidden, p.down_weight, p.down_bias)
 
 
-def up_is_weight_only(weight: Tensor) -> bool:
-    return isinstance(weight, Int4Tensor) or weight.act_quant_kwargs is None
+def _reads_as_it_goes(x: Tensor, weight: Tensor) -> bool:
+    """Whether the Triton GEMMs that dequantize as they read take these."""
+    if x.device.type != "cuda" or not machine.has_triton():
+        return False
+    return isinstance(weight, Int4Tensor) or (
+        isinstance(weight, Int8Tensor) and weight.act_quant_kwargs is None
+    )
 
 
 def plain(weight: Tensor | None):
@@ -110,7 +84,8 @@ def plain(weight: Tensor | None):
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """One layer; the result may be wider than x's dtype, so that the MLP rounds once, at its end."""
+    """One layer; the result may be wider than x's dtype, so that the MLP rounds once, at its
+    end."""
     if not is_quantized(weight):
         return linear(x.to(weight.dtype), weight, bias)
     if isinstance(weight, Int4OpaqueTensor):
@@ -140,7 +115,8 @@ def _int8_weight(x: Tensor, weight: Int8Tensor) -> Tensor:
 
 
 def _round_fp8(x: Tensor) -> Tensor:
-    """x rounded to float8_e4m3fn with a scale a row, as torchao's dynamic quantization does, in fp32."""
+    """x rounded to float8_e4m3fn with a scale a row, as torchao's dynamic quantization does, in
+    fp32."""
     x = x.float()
     scale = x.abs().amax(-1, keepdim=True).clamp_(min=1e-12) / torch.finfo(torch.float8_e4m3fn).max
     return (x / scale).to(torch.float8_e4m3fn).float() * scale

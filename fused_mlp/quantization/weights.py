@@ -17,7 +17,8 @@ try:
     from torchao.utils import should_reduce_range
 except ImportError as error:
     raise ImportError(
-        f"fused_mlp.quantize needs torchao ({error}); install it with: pip install 'fused_mlp[quant]'"
+        f"fused_mlp.quantize needs torchao ({error}); install it with: pip install "
+        "'fused_mlp[quant]'"
     ) from error
 
 TYPES = (Int8Tensor, Int4Tensor, Int4OpaqueTensor, Float8Tensor)
@@ -83,8 +84,9 @@ def make(weight: Tensor, mode: Mode, group_size: int, act_scale: Tensor | None =
 def int4_values(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
     """``(q, scale, zero)`` with ``weight ≈ q * scale + zero``, ``q`` in -8..7.
 
-    ``q`` is int8 ``(out, in)``; scale and zero ``(out, in / group_size)`` are rounded to two bytes first, so that ``q`` is
-    the best for the values that will be used. As in tinygemm and torchao's `Int4WeightFakeQuantizeConfig`.
+    ``q`` is int8 ``(out, in)``; scale and zero ``(out, in / group_size)`` are rounded to two bytes
+    first, so that ``q`` is the best for the values that will be used. As in tinygemm and torchao's
+    `Int4WeightFakeQuantizeConfig`.
     """
     dtype = torch.float16 if weight.dtype == torch.float16 else torch.bfloat16
     groups = weight.float().view(weight.shape[0], -1, group_size)
@@ -115,7 +117,8 @@ def _int4(weight: Tensor, group_size: int) -> Tensor:
 
 
 def pack(q: Tensor) -> Tensor:
-    """Two int4 a byte, the even column in the low half: torchao's plain layout, which the Triton kernels read."""
+    """Two int4 a byte, the even column in the low half: torchao's plain layout, which the Triton
+    kernels read."""
     return (q[:, ::2] & 0xF) | (q[:, 1::2] << 4)
 
 
@@ -130,7 +133,8 @@ def pack_cpu(q: Tensor) -> Tensor:
 
 
 def unpack_cpu(packed: Tensor, shape: torch.Size) -> Tensor:
-    """The int8 ``(out, in)`` that `pack_cpu` packed, read through the only thing that knows the layout: its GEMM."""
+    """The int8 ``(out, in)`` that `pack_cpu` packed, read through the only thing that knows the
+    layout: its GEMM."""
     out_features, width = shape
     group = next(g for g in GROUPS if width % g == 0)
     ones = torch.ones(width // group, out_features, 2)
@@ -140,7 +144,8 @@ def unpack_cpu(packed: Tensor, shape: torch.Size) -> Tensor:
 
 
 def dequantize(weight: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The plain ``(out_features, in_features)`` tensor that a quantized one stands for; plain ones are only cast."""
+    """The plain ``(out_features, in_features)`` tensor that a quantized one stands for; plain
+    ones are only cast."""
     if isinstance(weight, Int4Tensor | Int4OpaqueTensor):
         if isinstance(weight, Int4Tensor):
             q, scale, zero = unpack(weight.qdata), weight.scale.t(), weight.zero_point.t()
@@ -157,7 +162,8 @@ def dequantize(weight: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def bytes_of(module_or_weight: nn.Module | Tensor) -> int:
-    """Bytes that the parameters of a module, or one tensor, occupy, counted over the plain tensors inside."""
+    """Bytes that the parameters of a module, or one tensor, occupy, counted over the plain
+    tensors inside."""
     if isinstance(module_or_weight, nn.Module):
         return sum(bytes_of(p) for p in module_or_weight.parameters())
     if not is_quantized(module_or_weight):
