@@ -26,6 +26,11 @@ from .activations import Activation
 from .machine import onednn_native
 
 _linear = torch.ops.mkldnn._linear_pointwise
+# Measured on Zen 4 (fp32, 768/3072 and 2048/5632): below 4 tokens checking and reading a packed copy costs more than it
+# gains; above 256 it gains under 4 % over packing within the call, and is not worth a second copy of the weights.
+PACK_FROM, PACK_TO = 4, 256
+# Its post-op turns NaN into 0, eager does not.
+UNFAITHFUL = {"relu"}
 _BITS = {2: torch.int16, 4: torch.int32}
 
 
@@ -177,8 +182,10 @@ def mlp(
     upcast = not onednn_native(x.dtype)
     x_, out = (x.float() if upcast else x), x.dtype
 
+    pack = PACK_FROM <= x.shape[0] <= PACK_TO
+
     def ready(weight: Tensor) -> Tensor:
-        packed = cache.get(weight, at_once=at_once)
+        packed = cache.get(weight, at_once=at_once) if pack else None
         if packed is not None:
             return packed
         return weight.float() if upcast else weight
@@ -187,9 +194,9 @@ def mlp(
         return bias.float() if upcast and bias is not None else bias
 
     first, first_bias = (up_weight, up_bias) if gate_weight is None else (gate_weight, gate_bias)
-    post = act.onednn or ("none", "")
-    hidden = linear(x_, ready(first), ready_bias(first_bias), post)
-    if act.onednn is None:
+    post = None if act.name in UNFAITHFUL else act.onednn
+    hidden = linear(x_, ready(first), ready_bias(first_bias), post or ("none", ""))
+    if post is None:
         hidden = act.eager(hidden)
     if gate_weight is not None:
         hidden = linear(x_, ready(up_weight), ready_bias(up_bias), times=hidden)

@@ -20,10 +20,10 @@ from .tiles import Tile
 PATHS = ("eager", "packed", "epilogue", "decode", "onednn", "interpreted")
 TRITON_PATHS = ("packed", "epilogue", "decode", "interpreted")
 TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# A path of the vocabulary with no kernel of its own behind it is refused by name, not as a typing error.
 DECODE_TOKENS = 16
 
 _forced: ContextVar[str | None] = ContextVar("fused_mlp_path", default=None)
+_tile: ContextVar[Tile | None] = ContextVar("fused_mlp_tile", default=None)
 
 
 class PathError(RuntimeError):
@@ -57,6 +57,8 @@ class Plan:
         lines = [f"path    {self.path}", f"reason  {self.reason}"]
         if self.tile is not None:
             lines.insert(1, f"tile    {self.tile}")
+        elif self.path in ("epilogue", "decode"):
+            lines.insert(1, "tile    the default for this architecture and shape (tiles.default_tile)")
         if self.entry is not None:
             times = sorted(self.entry["microseconds"].items(), key=lambda item: item[1])
             eager = self.entry["microseconds"].get("eager")
@@ -94,6 +96,16 @@ def use_path(path: str) -> Iterator[None]:
         _forced.reset(token)
 
 
+@contextmanager
+def use_tile(tile: Tile) -> Iterator[None]:
+    """Cut the GEMMs of a forced path so within the block; for the tuner and tests."""
+    token = _tile.set(tile)
+    try:
+        yield
+    finally:
+        _tile.reset(token)
+
+
 def forced() -> str | None:
     """The path that `use_path` forces here, if any."""
     return _forced.get()
@@ -129,16 +141,16 @@ def decide(q: Query) -> Plan:
     Raises:
         PathError: a path is forced that cannot run.
     """
-    return _decide(q, _forced.get(), machine.onednn_enabled())
+    return _decide(q, _forced.get(), _tile.get(), machine.onednn_enabled())
 
 
 @lru_cache(maxsize=4096)
-def _decide(q: Query, path: str | None, onednn: bool) -> Plan:
+def _decide(q: Query, path: str | None, tile: Tile | None, onednn: bool) -> Plan:
     if path is not None:
         why = obstacle(path, q)
         if why is not None:
             raise PathError(f"path {path!r} was forced but cannot run: {why}")
-        return Plan(path, "forced by use_path", _tile(path, q))
+        return Plan(path, "forced by use_path", tile)
     if q.tokens == 0:
         return Plan("eager", "there are no tokens")
     architecture = machine.architecture(q.device)
@@ -150,7 +162,7 @@ def _decide(q: Query, path: str | None, onednn: bool) -> Plan:
     if why is not None:
         chosen, reason = "eager", why
     return Plan(
-        chosen, f"{reason} (no table for {architecture} covers this shape)", _tile(chosen, q)
+        chosen, f"{reason} (no table for {architecture} covers this shape)"
     )
 
 
@@ -168,7 +180,7 @@ def _measured(q: Query, entry: dict, architecture: str) -> Plan:
     if refused:
         reason += "; " + "; ".join(refused)
     tile = entry.get("tiles", {}).get(best)
-    return Plan(best, reason, Tile(**tile) if tile else _tile(best, q), entry)
+    return Plan(best, reason, Tile(**tile) if tile else None, entry)
 
 
 def rule(q: Query) -> tuple[str, str]:
@@ -193,10 +205,6 @@ def rule(q: Query) -> tuple[str, str]:
             return "onednn", "the rule for a CPU that was not tuned: oneDNN from 16 tokens"
         return "eager", "the rule for a CPU that was not tuned: too little work to gain by oneDNN"
     return "eager", f"no other path on {q.device.type} devices"
-
-
-def _tile(path: str, q: Query) -> Tile | None:
-    return Tile() if path in ("epilogue", "interpreted") else None
 
 
 def _name(dtype: torch.dtype) -> str:

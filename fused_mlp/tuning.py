@@ -1,0 +1,155 @@
+"""``python -m fused_mlp tune``: measures every path on this device and writes its table. It never runs by itself.
+
+Tiles that would spill or exceed shared memory are left out before anything is timed, by the rule in `tiles`. The file is
+written after every case, so a run can be stopped at any time (Ctrl-C) and goes on where it was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TextIO
+
+import torch
+
+from . import machine, measuring, plan, tables
+from .measuring import Case
+from .tiles import PROBLEMS, Tile, candidates, math_of
+
+SHAPES = [(768, 3072), (1024, 4096), (2048, 5632), (4096, 14336)]
+TOKENS = [1, 4, 16, 64, 128, 197, 512, 2048, 8192]
+CPU_TOKENS = [1, 4, 16, 64, 128, 197, 512]
+
+Measure = Callable[[Case, torch.device, str, Tile | None, float], float]
+
+
+def tune(
+    cases: Iterable[Case],
+    device: torch.device,
+    folder: Path,
+    *,
+    seconds: float = 1.0,
+    again: bool = False,
+    out: TextIO = sys.stderr,
+    measure: Callable[[Case, torch.device, float], tuple[dict[str, float], dict[str, dict]]] | None = None,
+) -> Path:
+    """Measure ``cases`` and lay them over the table in ``folder``; returns its file.
+
+    Args:
+        seconds: time for each case.
+        again: measure also what the table has already.
+        measure: ``(case, device, seconds)`` to microseconds by path, and tiles; tests put their own in.
+    """
+    measure = measure or measured
+    architecture = machine.architecture(device)
+    file = folder / f"{architecture}.json"
+    table = _read(file, architecture)
+    have = {tables.identity(e): e for e in table["entries"]}
+    cases = list(cases)
+    for i, case in enumerate(cases, 1):
+        label = f"[{i}/{len(cases)}] {case}"
+        key = tables.identity(dataclasses.asdict(case))
+        if key in have and not again:
+            print(f"{label}: measured before", file=out)
+            continue
+        times, tiles = measure(case, device, seconds)
+        best = min(times, key=times.__getitem__)
+        gain = plan.comparison(times["eager"] / times[best])
+        print(f"{label}: {best} {times[best]:.1f} µs, {gain} than eager", file=out)
+        entry = {
+            "dtype": case.dtype, "gated": case.gated, "training": case.training,
+            "hidden": case.hidden, "intermediate": case.intermediate, "tokens": case.tokens,
+            "microseconds": {path: round(us, 2) for path, us in times.items()},
+        }  # fmt: skip
+        have[key] = entry | ({"tiles": tiles} if tiles else {})
+        table["measured"] = measured_by(device)
+        table["entries"] = [have[k] for k in sorted(have)]
+        _write(file, table)
+    plan.forget()
+    return file
+
+
+def measured(case: Case, device: torch.device, seconds: float) -> tuple[dict[str, float], dict[str, dict]]:
+    """Microseconds of each path that can run, and the best tile of those that have one."""
+    module, x, dy = measuring.build(case, device)
+    calls = {
+        path: measuring.step(module, x, dy, case.training, path)
+        for path in measuring.able_paths(case, device)
+    }
+    # The module as an author writes it, not this package's own eager path, is what must not be slower.
+    calls["eager"] = measuring.step(measuring.EagerMLP(module), x, dy, case.training, None)
+    tiles: dict[str, dict] = {}
+    if "epilogue" in calls:
+        best = best_tile(case, device, module, x, seconds)
+        if best is not None:
+            tiles["epilogue"] = dataclasses.asdict(best)
+            with plan.use_tile(best):
+                return measuring.interleaved(calls, device, seconds), tiles
+    return measuring.interleaved(calls, device, seconds), tiles
+
+
+def best_tile(case: Case, device: torch.device, module, x: torch.Tensor, seconds: float) -> Tile | None:
+    """The fastest of the tiles that neither spill nor exceed shared memory; None where the default wins."""
+    step = measuring.step(module, x.detach(), x.detach(), False, "epilogue")
+
+    def with_tile(tile: Tile) -> Callable[[], None]:
+        def once() -> None:
+            with plan.use_tile(tile):
+                step()
+
+        return once
+
+    calls: dict[str, Callable[[], None]] = {"default": step}
+    kept = {}
+    for tile in tiles_worth_timing(case, device):
+        calls[str(tile)] = with_tile(tile)
+        kept[str(tile)] = tile
+    times = measuring.interleaved(calls, device, seconds)
+    return kept.get(min(times, key=times.__getitem__))
+
+
+def tiles_worth_timing(case: Case, device: torch.device) -> list[Tile]:
+    """The tuner's tiles for a case, after the rule of `tiles` pruned them."""
+    architecture = machine.architecture(device)
+    dtype = getattr(torch, case.dtype)
+    precision = "tf32" if torch.get_float32_matmul_precision() != "highest" else "ieee"
+    math = math_of(dtype, precision, architecture)
+    problem = PROBLEMS[0] if case.gated else PROBLEMS[1]
+    return [
+        t for t in candidates(architecture, math, problem) if t.refusal(architecture, math, problem) is None
+    ]
+
+
+def measured_by(device: torch.device) -> dict[str, object]:
+    """What a table says of the machine that measured it; no name that identifies one machine."""
+    by: dict[str, object] = {
+        "torch": torch.__version__, "python": platform.python_version(), "threads": torch.get_num_threads(),
+    }  # fmt: skip
+    if device.type == "cuda":
+        by["device"] = torch.cuda.get_device_name(device)
+    else:
+        by["capability"] = torch.backends.cpu.get_cpu_capability()
+    return by
+
+
+def _read(file: Path, architecture: str) -> dict:
+    if not file.is_file():
+        return {"architecture": architecture, "entries": []}
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise SystemExit(f"{file} is damaged ({error}); move it away and tune again") from None
+
+
+def _write(file: Path, table: dict) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    rows = ",\n".join("    " + json.dumps(e) for e in table["entries"])
+    head = {k: v for k, v in table.items() if k != "entries"}
+    text = json.dumps(head, indent=2)[:-2] + ',\n  "entries": [\n' + rows + "\n  ]\n}\n"
+    partial = file.with_suffix(".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(file)  # a run stopped while writing leaves the old table whole
