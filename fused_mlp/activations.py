@@ -97,9 +97,7 @@ def _sigmoid_backward(grad: Tensor, x: Tensor) -> Tensor:
 ACTIVATIONS: dict[str, Activation] = {
     a.name: a
     for a in (
-        Activation(
-            "gelu", torch.nn.functional.gelu, _gelu_backward, onednn=("gelu", "none")
-        ),
+        Activation("gelu", torch.nn.functional.gelu, _gelu_backward, onednn=("gelu", "none")),
         Activation(
             "gelu_tanh",
             lambda x: torch.nn.functional.gelu(x, approximate="tanh"),

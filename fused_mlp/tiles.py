@@ -49,7 +49,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "sm120": Architecture(101376, 170, "mma"),  # RTX 50
     "gfx942": Architecture(65536, 304, "mfma"),  # MI300X
     "gfx950": Architecture(163840, 256, "mfma"),  # MI350X
-    "interpreter": Architecture(1 << 62, 1, "interpreter"),
+    "interpreter": Architecture(1 << 62, 8, "interpreter"),
 }
 # An architecture nobody has described gets the smallest limits known.
 _UNKNOWN_CUDA = Architecture(101376, 64, "mma")
@@ -88,27 +88,33 @@ class Tile:
     group: int = 8
 
     def shared_memory(self, arch: str, math: Math, problem: Problem) -> int:
-        """Bytes of shared memory, at most: the operands in flight."""
+        """Bytes of shared memory, at most: the operands in flight or, after them, one strip of sums changing layout."""
         family = describe(arch).family
         # mma.sync, mfma and multiply-add read operands into registers, which frees one buffer.
         from_shared = family in ("wgmma", "tcgen05") and math != "fp32"
         buffers = self.stages if from_shared else max(1, self.stages - 1)
-        operands = buffers * self.k * (self.m + _weights(problem) * self.n)
-        return operands * _itemsize(math) + 64 * (family == "tcgen05")  # its barriers
+        operands = buffers * self.k * (self.m + _weights(problem) * self.n) * _itemsize(math)
+        strip = 4 * self.m * self.n // self.strips(arch, _itemsize(math))
+        return max(operands, strip) + 64 * (family == "tcgen05")  # its barriers
 
     def accumulators(self, arch: str, problem: Problem) -> int:
         """Registers a thread needs for sums."""
         return _weights(problem) * self.m * self.n // (describe(arch).lanes * self.warps)
 
-    def strips(self, itemsize: int) -> int:
-        """In how many strips of columns the epilogue runs.
+    def strips(self, arch: str, itemsize: int) -> int:
+        """In how many strips of columns the epilogue runs: at most 16 elements a thread in each (8 of fp32).
 
-        Beside the sums it holds what it loads and what it stores. Backward at 128×128 on sm90 spilled 302 times with more
-        than 32 elements a thread in a strip; fp32, where an element takes a whole register, still did with 16.
+        Beside the sums it holds what it loads and what it stores. Backward at 128×128 on sm90: in one strip 255 registers
+        and 302 spills, in two 173 and none, in four 128, so that two blocks share a processor and one's epilogue hides
+        behind the other's products.
         """
-        held = self.m * self.n // (32 * self.warps)
-        allowed = 32 if itemsize == 2 else 8
-        return next((s for s in (1, 2, 4) if held <= s * allowed or self.n // s <= 16), 4)
+        gpu = describe(arch)
+        held = self.m * self.n // (gpu.lanes * self.warps)
+        allowed = 16 if itemsize == 2 else 8
+        # On CDNA more than 4 strips exchange the whole block through LDS, and its 512 registers need no more.
+        most = 4 if gpu.family == "mfma" else 8
+        counts = [s for s in (1, 2, 4, 8) if s <= most and self.n // s >= 16]
+        return next((s for s in counts if held <= s * allowed), max(counts))
 
     def refusal(self, arch: str, math: Math, problem: Problem) -> str | None:
         """Why this tile cannot run well, or None: the only statement of the rules."""
@@ -150,14 +156,14 @@ _DEFAULTS: dict[tuple[str, Math], dict[Problem, tuple[Tile, Tile]]] = {
     ("mma", "half"): {
         "glu": (Tile(128, 64, 64, 8, 3), Tile(64, 64, 64, 4, 3)),
         "plain": (Tile(128, 128, 64, 8, 3), Tile(64, 64, 64, 4, 4)),
-        "glu_backward": (Tile(128, 128, 64, 8, 3), Tile(64, 64, 64, 4, 4)),
-        "plain_backward": (Tile(128, 128, 64, 8, 3), Tile(64, 64, 64, 4, 4)),
+        "glu_backward": (Tile(128, 128, 32, 8, 4), Tile(64, 64, 64, 4, 4)),
+        "plain_backward": (Tile(128, 128, 32, 8, 4), Tile(64, 64, 64, 4, 4)),
     },
     ("wgmma", "half"): {
         "glu": (Tile(128, 128, 64, 8, 4), Tile(64, 64, 64, 4, 4)),
         "plain": (Tile(128, 256, 64, 8, 4), Tile(64, 128, 64, 4, 4)),
-        "glu_backward": (Tile(128, 256, 64, 8, 3), Tile(64, 128, 64, 4, 4)),
-        "plain_backward": (Tile(128, 256, 64, 8, 3), Tile(64, 128, 64, 4, 4)),
+        "glu_backward": (Tile(128, 128, 64, 8, 3), Tile(64, 128, 64, 4, 4)),
+        "plain_backward": (Tile(128, 128, 64, 8, 3), Tile(64, 128, 64, 4, 4)),
     },
     ("tcgen05", "half"): {
         "glu": (Tile(128, 128, 64, 8, 4), Tile(64, 64, 64, 4, 4)),
@@ -218,6 +224,30 @@ def default_tile(
     if tokens <= small.m or blocks < gpu.processors:
         return small
     return large if large.fits(arch, math, problem) else small
+
+
+def decode_tile(
+    arch: str,
+    dtype: torch.dtype,
+    problem: Problem,
+    precision: str = "ieee",
+    aligned: bool = True,
+) -> Tile:
+    """For at most 16 tokens: all of them in one block, few columns so that every processor reads, deep and many stages.
+
+    What counts is bytes in flight: 40 KiB or more on each processor hide the latency of memory.
+    """
+    gpu = describe(arch)
+    if gpu.family == "interpreter":
+        return Tile(16, 64, 64, 4, 1)
+    math = math_of(dtype, precision, arch)
+    if not aligned:
+        return Tile(16, 32, 32, 4, 2, 1)
+    if math == "fp32":
+        return Tile(16, 32, 32, 4, 3, 1)
+    stages = 2 if gpu.family == "mfma" else 4
+    depth = 128 if math == "half" else 64
+    return Tile(16, 32 if problem != "glu" else 16, depth, 4, stages, 1)
 
 
 def candidates(arch: str, math: Math, problem: Problem, limit: int = 16) -> Iterator[Tile]:

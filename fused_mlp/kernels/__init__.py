@@ -1,0 +1,141 @@
+"""The Triton kernels, one family per file: the jit function, then the launcher that checks, picks a tile and allocates.
+
+They know nothing of autograd or of when to use them. `specimens` lists what they run, for compiling with no GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .common import Specimen
+
+__all__ = ["specimens"]
+
+# Llama-3-8B: every tile divides it, so these are the kernels that real models run.
+_HIDDEN, _INTERMEDIATE, _TOKENS = 4096, 14336, 8192
+
+
+def specimens(full: bool = False, arch: str = "sm90") -> dict[str, Specimen]:
+    """Every shipped kernel as ``arch`` would run it: name → specimen. Needs no GPU.
+
+    Made by the launchers themselves, with tensors that have no storage, so nothing here can differ from what runs. Names
+    are the same for every architecture; the tile behind a name is that architecture's default.
+
+    Args:
+        full: also every activation, dtype, token count, kept pre-activations and unaligned sizes, rather than the core
+            set (bf16 of everything, silu and gelu_tanh, and one fp32 kernel of each family).
+        arch: ``sm80``, ``sm90``, ``sm100``, ``gfx942``, ...
+    """
+    import torch
+
+    from ..activations import ACTIVATIONS
+    from .common import record
+
+    found: dict[str, Specimen] = {}
+
+    def add(name: str, run: Callable[[], Any], precision: str = "highest") -> None:
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision(precision)
+        try:
+            with record(arch) as recorded:
+                run()
+        finally:
+            torch.set_float32_matmul_precision(before)
+        for specimen in recorded:
+            # A launcher with a second kernel, a sum of partial results, names it.
+            key = name if specimen is recorded[0] else f"{name}/{specimen.kernel.__name__}"
+            key = key.removesuffix("_kernel")
+            if specimen.kernel.__name__ == "column_sum_kernel":
+                key = f"column_sum/{name.split('/')[-1]}"
+            found.setdefault(key, specimen.renamed(key))
+
+    kinds = {
+        "bf16": (torch.bfloat16, "highest"),
+        "fp16": (torch.float16, "highest"),
+        "tf32": (torch.float32, "high"),
+        "fp32": (torch.float32, "highest"),
+    }
+    for kind, (dtype, precision) in kinds.items():
+        for activation in ACTIVATIONS:
+            core = activation in ("silu", "gelu_tanh")
+            if kind == "bf16" and (core or full) or full and core:
+                for name, run in _calls(dtype, activation, full).items():
+                    add(f"{name}/{activation}/{kind}", run, precision)
+            elif activation == "silu" and kind == "fp32":
+                calls = _calls(dtype, activation, False)
+                for name in ("act_backward", "glu", "glu_backward"):
+                    add(f"{name}/{activation}/{kind}", calls[name], precision)
+        if full or kind == "bf16":
+            for name, run in _decode_calls(dtype).items():
+                add(f"{name}/{kind}", run, precision)
+    return found
+
+
+def _calls(dtype: Any, activation: str, full: bool) -> dict[str, Callable[[], Any]]:
+    """Launches of one dtype and activation, by name."""
+    import torch
+
+    from .activation import act_backward, act_forward
+    from .dact_gemm import gemm_dact
+    from .glu_gemm import gemm_act
+
+    def empty(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    def calls(tokens: int, H: int, I: int, suffix: str) -> dict[str, Callable[[], Any]]:
+        x, wide, weight, down = empty(tokens, H), empty(tokens, 2 * I), empty(I, H), empty(H, I)
+        gate, up, bias = wide[:, :I], wide[:, I:], empty(I)
+
+        def backward(up: torch.Tensor | None, **options: bool) -> Any:
+            return gemm_dact(x, down, gate, up, activation, recompute_hidden=True, **options)
+
+        return {
+            f"glu{suffix}": lambda: gemm_act(x, weight, weight, None, None, activation),
+            f"glu_saved{suffix}": lambda: gemm_act(
+                x, weight, weight, bias, bias, activation, save=True
+            ),
+            f"plain{suffix}": lambda: gemm_act(x, weight, None, bias, None, activation),
+            f"plain_saved{suffix}": lambda: gemm_act(
+                x, weight, None, bias, None, activation, save=True
+            ),
+            f"glu_backward{suffix}": lambda: backward(up),
+            f"glu_backward_bias{suffix}": lambda: backward(up, bias_grads=True),
+            f"plain_backward{suffix}": lambda: backward(None),
+            f"plain_backward_bias{suffix}": lambda: backward(None, bias_grads=True),
+            f"act_forward{suffix}": lambda: act_forward(gate, up, activation),
+            f"act_backward{suffix}": lambda: act_backward(
+                up, gate, up, activation, recompute_hidden=True
+            ),
+            f"act_backward_bias{suffix}": lambda: act_backward(
+                up, gate, None, activation, bias_grads=True, recompute_hidden=True
+            ),
+        }
+
+    found = calls(_TOKENS, _HIDDEN, _INTERMEDIATE, "")
+    if full:
+        found |= calls(64, _HIDDEN, _INTERMEDIATE, "_few_tokens")
+        found |= calls(_TOKENS, 770, 3090, "_unaligned")
+    return found
+
+
+def _decode_calls(dtype: Any) -> dict[str, Callable[[], Any]]:
+    import torch
+
+    from .decode import decode_mlp
+
+    def empty(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    x, weight, down = (
+        empty(16, _HIDDEN),
+        empty(_INTERMEDIATE, _HIDDEN),
+        empty(_HIDDEN, _INTERMEDIATE),
+    )
+    return {
+        "decode/glu/silu": lambda: decode_mlp(x, weight, weight, down, None, None, None, "silu"),
+        "decode/plain/gelu_tanh": lambda: decode_mlp(
+            x, weight, None, down, None, None, None, "gelu_tanh"
+        ),
+    }

@@ -112,9 +112,7 @@ def act_backward_kernel(
 
 
 @triton.jit(do_not_specialize=("rows",))
-def column_sum_kernel(
-    partial_ptr, out_ptr, rows, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
-):
+def column_sum_kernel(partial_ptr, out_ptr, rows, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """The sum of each column, always in the same order."""
     cols = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -50,6 +50,9 @@ class Specimen:
     num_warps: int
     num_stages: int
     fp_fusion: bool = FP_FUSION
+
+    def renamed(self, name: str) -> Specimen:
+        return replace(self, name=name)
 
 
 _recorder: ContextVar[tuple[str, list[Specimen]] | None] = ContextVar("recorder", default=None)
@@ -177,18 +180,20 @@ def corner(pointer, block, BLOCK: tl.constexpr, stride):
 
 
 @triton.jit
+def _halves(block, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    return tl.split(tl.permute(tl.reshape(block, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1)))
+
+
+@triton.jit
 def split_columns(block, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STRIPS: tl.constexpr):
-    """A block as STRIPS (1, 2 or 4) strips of columns, a tuple; registers are only renamed."""
+    """A block as STRIPS (1, 2, 4 or 8) strips of columns, a tuple; registers are only renamed."""
     if STRIPS == 1:
         strips = (block,)
     else:
-        halves = tl.split(tl.permute(tl.reshape(block, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1)))
-        if STRIPS == 2:
-            strips = halves
-        else:
-            left = split_columns(halves[0], BLOCK_M, BLOCK_N // 2, 2)
-            right = split_columns(halves[1], BLOCK_M, BLOCK_N // 2, 2)
-            strips = (left[0], left[1], right[0], right[1])
+        left, right = _halves(block, BLOCK_M, BLOCK_N)
+        strips = split_columns(left, BLOCK_M, BLOCK_N // 2, STRIPS // 2) + split_columns(
+            right, BLOCK_M, BLOCK_N // 2, STRIPS // 2
+        )
     return strips
 
 

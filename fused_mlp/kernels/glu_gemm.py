@@ -174,7 +174,7 @@ def gemm_act(
             ACTIVATION=get_activation(activation).name, PRECISION=precision,
             EVEN_N=intermediate % tile.n == 0, EVEN_K=hidden_size % tile.k == 0,
             BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, GROUP=tile.group,
-            STRIPS=tile.strips(x.element_size()),
+            STRIPS=tile.strips(arch, x.element_size()),
             warps=tile.warps, stages=tile.stages,
         )  # fmt: skip
     return GemmAct(hidden, gate, up)
