@@ -14,20 +14,24 @@ import functools
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import asv.commands.run
+import asv.runner
 from asv import util
 from asv.commands.publish import Publish
 from asv.commands.run import Run
 from asv.console import log
 from asv.machine import Machine, MachineCollection
 
-from ..suite.harness import selection
-from . import environment, notes, report  # noqa: F401  (environment and publisher register here)
+from ..suite.harness import progress, selection, supervisor
+from . import environment, notes, report, terminal  # noqa: F401  (environment registers itself)
 from .machine import conflicts, identify
 
 NOTES_VARIABLE = "FUSED_MLP_NOTES"
@@ -164,21 +168,49 @@ def _narrow(benchmarks, plan: Path) -> None:
     selection.write_plan(plan, asked)
 
 
+@contextmanager
+def _stopping(flag: Path) -> Iterator[None]:
+    """The first Ctrl-C asks the suite to end with what it has; the second ends at once."""
+
+    def ask(number, frame) -> None:
+        if flag.exists():
+            raise KeyboardInterrupt
+        flag.touch()
+        terminal.say("stopping: what was measured is kept (Ctrl-C again ends at once)")
+
+    flag.unlink(missing_ok=True)
+    old = signal.signal(signal.SIGINT, ask)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, old)
+        flag.unlink(missing_ok=True)
+
+
 def _wrap_run_benchmarks(original):
     @functools.wraps(original)
     def run_benchmarks(benchmarks, env, results=None, **kwargs):
         session = _session
         if session is None or results is None or not session.saves:
             return original(benchmarks, env, results=results, **kwargs)
-        side = session.scratch / f"notes-{os.getpid()}.jsonl"
+        side, plan, flag, said = (
+            session.scratch / f"{name}-{os.getpid()}" for name in ("notes", "plan", "stop", "said")
+        )
         side.unlink(missing_ok=True)
+        _narrow(benchmarks, plan)
         os.environ[NOTES_VARIABLE] = str(side)
         os.environ[MACHINE_DIR_VARIABLE] = str(session.results_dir / session.machine)
-        plan = session.scratch / f"plan-{os.getpid()}.json"
-        _narrow(benchmarks, plan)
         os.environ[selection.PLAN_VARIABLE] = str(plan)
+        os.environ[supervisor.STOP_VARIABLE] = str(flag)
+        follow = nullcontext() if terminal.has_terminal() else terminal.following(said)
+        if not terminal.has_terminal():
+            os.environ[progress.VARIABLE] = str(said)
         try:
-            return original(benchmarks, env, results=results, **kwargs)
+            with _stopping(flag), follow:
+                original(benchmarks, env, results=results, **kwargs)
+                if flag.exists():
+                    raise KeyboardInterrupt
+            return results
         except (util.UserError, KeyboardInterrupt) as error:
             # asv saves only whole runs; what was measured before the interruption is kept here.
             if list(results.get_all_result_keys()):
@@ -217,4 +249,5 @@ def setup() -> None:
     Machine.get_unique_machine_name = classmethod(lambda cls: _identity()["machine"])
     Run.run = _wrap_run(Run.run.__func__)
     asv.commands.run.run_benchmarks = _wrap_run_benchmarks(asv.commands.run.run_benchmarks)
+    asv.runner.format_benchmark_result = terminal.measured_table
     Publish.run = _wrap_publish(Publish.run.__func__)

@@ -43,7 +43,7 @@ class Waits:
     def track_launches(self):
         import time
         print("waiting", flush=True)
-        while os.environ.get("TOY_WAITS"):
+        while os.environ.get("TOY_WAITS") and not os.path.exists(os.environ["FUSED_MLP_STOP"]):
             open(os.environ["TOY_WAITS"], "w").close()
             time.sleep(0.05)
         return 5
