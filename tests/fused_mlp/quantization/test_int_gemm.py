@@ -67,11 +67,7 @@ def test_every_activation(name):
 def test_whole_mlp_rows_do_not_mix(tokens):
     """Each token's result is the same bits whatever its company."""
     torch.manual_seed(0)
-    (up, _), (gate, _), (down, _) = (
-        make(KINDS[1], 96, 64),
-        make(KINDS[1], 96, 64),
-    )
-    make(KINDS[1], 64, 96)
+    up, gate, down = (make(KINDS[1], *size)[0] for size in ((96, 64), (96, 64), (64, 96)))
     x = torch.randn(tokens, 64)
     together = quant_mlp(x, up, down, gate, None, None, None, "gelu")
     alone = torch.cat([quant_mlp(row[None], up, down, gate, None, None, None, "gelu") for row in x])
