@@ -8,9 +8,11 @@ import sys
 
 # command -> (module with add_arguments(parser) and run(args) -> exit code, one line of help)
 COMMANDS = {
+    "bisect": (".tracking.bisect", "find the commit that made a benchmark slower"),
     "gate": (".tracking.gate", "judge a commit against another from what was measured"),
     "history": (".tracking.history", "keep every measured point on the branch `results`"),
     "notify": (".tracking.github.command", "tell GitHub the verdict: comment, status, issues"),
+    "replay": (".tracking.replay", "the gate's error rates on a recorded history"),
     "report": (".tracking.report", "publish the HTML report and show it on this machine"),
 }
 

@@ -62,3 +62,11 @@ def require_ancestor(repo: Path, base: str, head: str) -> None:
     raise Usage(
         f"base {base[:8]} is not an ancestor of head {head[:8]}; {hint} (or give --unrelated)"
     )
+
+
+def between(repo: Path, base: str, head: str) -> list[str]:
+    """First-parent commits from `base` to `head`, both included, oldest first."""
+    code, out, err = git(repo, "rev-list", "--first-parent", "--reverse", f"{base}..{head}")
+    if code:
+        raise Usage(f"git cannot list {base[:8]}..{head[:8]}: {err[:200]}")
+    return [base, *out.split()]

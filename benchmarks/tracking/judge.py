@@ -103,7 +103,7 @@ def _exact(case: Case) -> Verdict | None:
     if new == old:
         slower = 0.0
     elif old > 0 and new > 0:
-        slower = math.log(new / old)
+        slower = math.log(new) - math.log(old)
     else:
         slower = math.copysign(math.inf, new - old)
     slower = -slower if case.better == "higher" else slower
@@ -232,7 +232,11 @@ def _one(
     row = look.noise.rows(np.array([i]))
     names = _names(row, rule)
     seen = float(detectable(row, count - 1, rule, look.least[i : i + 1])[0])
-    known = {"noise": sigma, "detectable": seen, "flags": (*names, f"noise from {model.source[i]}")}
+    known: dict[str, Any] = {
+        "noise": sigma,
+        "detectable": seen,
+        "flags": (*names, f"noise from {model.source[i]}"),
+    }
     if off:
         known["flags"] += ("base lies off its history",)
     if count == 1:

@@ -40,7 +40,7 @@ def level(cases: Sequence[Case], rule: Rule) -> Level:
     own = (noise.points >= rule.least_history) & np.isfinite(noise.sigma)
     sigma = np.where(own, noise.sigma, np.nan)
     source = [f"its history of {n}" if ok else "" for n, ok in zip(noise.points, own, strict=True)]
-    for i in np.flatnonzero(~own):
+    for i in np.flatnonzero(~own).tolist():
         spread, runs = a_a(cases[i], history[i])
         if math.isfinite(spread):
             sigma[i] = max(spread, rule.least_noise)
@@ -86,11 +86,11 @@ def _from_neighbours(
     quarters of them are quieter than the value taken.
     """
     kin: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for i in np.flatnonzero(own):
+    for i in np.flatnonzero(own).tolist():
         series = cases[i].series
         kin[series.machine, series.benchmark].append(sigma[i])
         kin[series.machine, cases[i].metric].append(sigma[i])
-    for i in np.flatnonzero(~own):
+    for i in np.flatnonzero(~own).tolist():
         series = cases[i].series
         near = kin.get((series.machine, series.benchmark)) or kin.get(
             (series.machine, cases[i].metric)

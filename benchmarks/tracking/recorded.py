@@ -163,7 +163,9 @@ def _repeats(table: _Table, rule: Rule) -> Iterator[Comparisons]:
     """Many runs a build: every run with five runs of its own build before it and five after."""
     for number, values in enumerate(table.values()):
         x = np.array([t[2] for t in values])
-        places, firsts, lasts = [], [], []
+        places: list[int] = []
+        firsts: list[int] = []
+        lasts: list[int] = []
         start = 0
         for _, group in itertools.groupby(values, key=lambda t: t[1]):
             stop = start + sum(1 for _ in group)

@@ -25,8 +25,8 @@ example:
 
 A false alarm is a comparison with no change that the gate would fail. Real steps in histories with
 one value a commit are removed first. `power` is the share of injected slowdowns found, of all
-comparisons: what the gate names noisy or multi-modal and lets pass counts as missed. The interval of
-false alarms is exact for a Poisson count; `fa_ci95_series` resamples whole series instead, since
+comparisons: what the gate names noisy or multi-modal and lets pass counts as missed. The interval
+of false alarms is exact for a Poisson count; `fa_ci95_series` resamples whole series instead, since
 alarms of one series come in clusters.
 """
 

@@ -299,7 +299,7 @@ def _all_process_medians(samples: list[Any], group: int) -> np.ndarray:
     if len(lengths) == 1 and (n := lengths.pop()) and n % group == 0:
         # The usual case, a thousand times faster than one combination after another.
         try:
-            array = np.array(lists)
+            array: np.ndarray = np.array(lists)
         except (ValueError, OverflowError):
             array = np.empty(0)
         if array.dtype.kind in "fi" and array.ndim == 2 and np.isfinite(array).all():

@@ -58,6 +58,8 @@ class Rule:
     # Two modes: 5 times as far apart as either is wide, and visited in turn.
     mode_gap: float = 5.0
     mode_visits: int = 4
+    # Over a whole history, dozens of values on either side: the smallest lasting change reported.
+    history_effect: float = 0.02
     # Drifting: five successive tenths of the window all moved the same way, by this in all.
     drift: float = 0.02
 

@@ -1,4 +1,4 @@
-"""What all verdicts of a run say together: an invalid run, a doubtful one, and what stands apart."""
+"""What all verdicts of a run say together: an invalid run, a doubtful one, what stands apart."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from .judge import Case
 from .rule import DEFAULT, Rule
-from .verdict import Outcome, Report, Verdict
+from .verdict import Outcome, Report, Verdict, percent
 
 
 def assemble(
@@ -54,15 +54,15 @@ def common_shift(verdicts: Sequence[Verdict], rule: Rule = DEFAULT) -> list[str]
         if abs(middle) > rule.least_effect and near.mean() >= rule.shift_share:
             words = "slower" if middle > 0 else "faster"
             found.append(
-                f"{machine}: this run is invalid: {near.mean():.0%} of {len(group)} benchmarks moved "
-                f"alike, {100 * abs(math.expm1(middle)):.1f} % {words}; that is the machine or its "
+                f"{machine}: this run is invalid: {near.mean():.0%} of {len(group)} benchmarks "
+                f"moved alike, {abs(percent(middle)):.1f} % {words}; that is the machine or its "
                 "driver. Measure base and head again on it"
             )
     return found
 
 
 def doubts(verdicts: Sequence[Verdict], rule: Rule = DEFAULT) -> list[str]:
-    """A run in which much got slower and nothing faster is more often a bad run than a bad commit."""
+    """Much got slower and nothing faster: more often a bad run than a bad commit."""
     sampled = [v for v in verdicts if v.kind == "sampled"]
     worse = [v for v in sampled if v.outcome is Outcome.REGRESSED and v.gating]
     better = [v for v in sampled if v.outcome is Outcome.IMPROVED]
@@ -70,8 +70,8 @@ def doubts(verdicts: Sequence[Verdict], rule: Rule = DEFAULT) -> list[str]:
     if len(unsure) < rule.many or better:
         return []
     return [
-        f"doubtful: {len(worse)} of {len(sampled)} benchmarks got slower and none faster, most seen "
-        "once; --rerun measures them again, base and head in turn"
+        f"doubtful: {len(worse)} of {len(sampled)} benchmarks got slower and none faster, most "
+        "seen once; --rerun measures them again, base and head in turn"
     ]
 
 

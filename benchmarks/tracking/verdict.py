@@ -68,7 +68,7 @@ class Verdict:
     @property
     def percent(self) -> float:
         """How much worse (positive) or better in percent of the old value."""
-        return 100 * math.expm1(self.slower)
+        return percent(self.slower)
 
     def but(self, **changes: Any) -> Verdict:
         return replace(self, **changes)
@@ -112,6 +112,11 @@ class Report:
     @property
     def exit_code(self) -> int:
         return EXIT[self.outcome]
+
+
+def percent(log: float) -> float:
+    """A difference of logarithms as percent; inf where no float holds it."""
+    return 100 * math.expm1(log) if log < 700 else math.inf if log == log else math.nan
 
 
 def _sortable(x: float) -> float:
