@@ -21,6 +21,7 @@ import numpy as np
 
 from . import commits
 from .commits import Usage
+from .noise import MEDIAN_COST
 from .rule import DEFAULT, Rule
 from .verdict import USAGE
 
@@ -34,8 +35,12 @@ exit codes:
 
 # One measurement of one commit in fresh processes: its location, or None where it does not build.
 Measure = Callable[[str], "float | None"]
-# Base and head are each looked at so often before anything is concluded from them.
-_ENDS = 3
+# Base and head are each looked at so often before anything is concluded from them, and at most so
+# often before they are said to be alike.
+_ENDS = 4
+_MOST_ENDS = 12
+# The two must be this many standard errors apart: the whole search rests on it.
+_CLEAR = 5.0
 # Student's t with 3 degrees: an outlier of 10 sigma counts like one of 3.
 _TAIL = 3.0
 _SURE = 0.95
@@ -71,21 +76,36 @@ class Search:
         squares = sum(float(((g - g.mean()) ** 2).sum()) for g in groups)
         return max(math.sqrt(squares / degrees), rule.least_noise)
 
+    def error(self, rule: Rule = DEFAULT) -> float:
+        """The standard error of the difference between head and base."""
+        counts = [len(self.values.get(self.commits[i], [])) for i in (0, -1)]
+        if not all(counts):
+            return math.inf
+        return MEDIAN_COST * self.sigma(rule) * math.sqrt(1 / counts[0] + 1 / counts[1])
+
     def posterior(self, rule: Rule = DEFAULT) -> np.ndarray:
-        """The probability that each commit after base is the first slow one."""
+        """The probability that each commit after base is the first slow one.
+
+        The two levels are found along with it, from all that was measured: those of the ends alone
+        look further apart than they are, because only ends that look apart are searched between.
+        """
         n = len(self.commits) - 1
+        at = np.array([i for i, c in enumerate(self.commits) for _ in self.values.get(c, [])])
+        x = np.array([v for c in self.commits for v in self.values.get(c, [])])
         fast, slow = self.levels
-        sigma = self.sigma(rule)
-        log = np.zeros(n)
-        for at, commit in enumerate(self.commits[1:-1], 1):
-            for x in self.values.get(commit, []):
-                good, bad = _density((x - fast) / sigma), _density((x - slow) / sigma)
-                # Commits up to and with this one being the first slow one: this one is slow.
-                log[:at] += bad
-                log[at:] += good
-        log -= log.max()
-        p = np.exp(log)
-        return p / p.sum()
+        # The levels are not known better than the few looks at them allow.
+        sigma = math.hypot(self.sigma(rule), self.error(rule))
+        p = np.full(n, 1 / n)
+        for _ in range(4):
+            good, bad = _density((x - fast) / sigma), _density((x - slow) / sigma)
+            # If commit k is the first slow one, all before it are fast and the others slow.
+            first = np.arange(1, n + 1)[:, None]
+            log = np.where(at >= first, bad, good).sum(axis=1)
+            p = np.exp(log - log.max())
+            p /= p.sum()
+            is_slow = np.concatenate([[0.0], np.cumsum(p)])[at]
+            fast, slow = _weighted_median(x, 1 - is_slow), _weighted_median(x, is_slow)
+        return p
 
     def next(self, rule: Rule = DEFAULT) -> str | None:
         """The commit whose measurement halves what is likely; None where none is left."""
@@ -101,8 +121,14 @@ class Search:
         return self.commits[1 + min(usable)[1]] if usable else None
 
 
-def _density(t: float) -> float:
-    return -(_TAIL + 1) / 2 * math.log1p(t * t / _TAIL)
+def _density(t: np.ndarray) -> np.ndarray:
+    return -(_TAIL + 1) / 2 * np.log1p(t * t / _TAIL)
+
+
+def _weighted_median(x: np.ndarray, weight: np.ndarray) -> float:
+    order = np.argsort(x)
+    total = np.cumsum(weight[order])
+    return float(x[order][np.searchsorted(total, total[-1] / 2)])
 
 
 @dataclass(frozen=True)
@@ -123,9 +149,13 @@ def search(
     """Measure until one commit is nearly sure, or `budget` measurements are spent."""
     spent = 0
     first, last = state.commits[0], state.commits[-1]
-    for commit in [first, last, last, first, first, last][: 2 * _ENDS]:
-        if len(state.values.get(commit, [])) >= _ENDS or spent >= budget:
-            continue
+    for i, commit in enumerate([first, last, last, first] * (_MOST_ENDS // 2)):
+        fast, slow = state.levels
+        clear = slow - fast > max(rule.screen_effect, _CLEAR * state.error(rule))
+        if (i >= 2 * _ENDS and clear) or spent >= budget:
+            break
+        if len(state.values.get(commit, [])) > i // 2:
+            continue  # measured before the search was interrupted
         value = measure(commit)
         spent += 1
         if value is None:
@@ -134,9 +164,7 @@ def search(
         save()
     fast, slow = state.levels
     sigma = state.sigma(rule)
-    # The standard error of a difference of two medians of three; beyond four it is no chance.
-    error = sigma * math.sqrt(2 / _ENDS) * 1.2533
-    if not slow - fast > max(rule.screen_effect, 4 * error):
+    if not slow - fast > max(rule.screen_effect, _CLEAR * state.error(rule)):
         return Answer("", 0.0, (), slow - fast, sigma, spent)
     while spent < budget:
         p = state.posterior(rule)
@@ -164,7 +192,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("base", metavar="BASE", help="a commit that was fast")
     parser.add_argument("head", metavar="HEAD", help="a later commit that is slow")
     parser.add_argument("benchmark", metavar="BENCHMARK", help="its full name, parameters and all")
-    parser.add_argument("--most", type=int, default=40, help="measurements at most (%(default)s)")
+    parser.add_argument("--most", type=int, default=60, help="measurements at most (%(default)s)")
     parser.add_argument("--repo", type=Path, default=Path(), help="the git repository (.)")
     parser.add_argument(
         "--afresh", action="store_true", help="forget an earlier, unfinished search"
