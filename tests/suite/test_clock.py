@@ -43,9 +43,7 @@ def test_a_host_clock_times_the_calls_themselves():
 
 def test_slow_first_calls_are_warmed_away():
     host = FakeHost()
-    durations = itertools.chain(
-        (1e-3 * 0.7**i + 50e-6 for i in range(40)), itertools.repeat(50e-6)
-    )
+    durations = itertools.chain((1e-3 * 0.7**i + 50e-6 for i in range(40)), itertools.repeat(50e-6))
     reading = Clock(host, SETTINGS).measure([host.work(lambda: next(durations))])
     assert reading.stable
     assert reading.latency == pytest.approx([50e-6] * 5, rel=0.03)
@@ -83,7 +81,9 @@ def test_a_first_call_is_timed_to_its_end():
 def test_a_known_slowdown_is_recovered(fraction):
     host = FakeHost()
     clock = Clock(host, SETTINGS)
-    assert recover(clock, [host.work(80e-6)], fraction, host.now) == pytest.approx(fraction, rel=0.01)
+    assert recover(clock, [host.work(80e-6)], fraction, host.now) == pytest.approx(
+        fraction, rel=0.01
+    )
 
 
 def test_a_known_slowdown_is_recovered_on_a_drifting_machine():

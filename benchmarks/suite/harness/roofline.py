@@ -7,7 +7,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,16 @@ MACHINE_VARIABLE = "FUSED_MLP_MACHINE_DIR"
 FILE = "ceilings.jsonl"
 
 
-def ceilings(kind: str, wanted: Iterable[Combination]) -> dict[str, float]:
+_NEED = {"throughput", "bandwidth", "roofline", "latency"}
+
+
+def ceilings(kind: str, wanted: Mapping[Combination, Collection[str]]) -> dict[str, float]:
     """``{"bandwidth": bytes/s, "fp32": FLOP/s, ...}`` of this machine; empty if unmeasurable.
 
     Kept in the machine's results folder with the identity they belong to, measured where they are
     not there yet.
     """
-    dtypes = sorted({c.dtype for c in wanted})
+    dtypes = sorted({c.dtype for c, metrics in wanted.items() if not _NEED.isdisjoint(metrics)})
     if not dtypes:
         return {}
     threads = os.environ.get(THREADS_VARIABLE, "1") if kind == "cpu" else "0"

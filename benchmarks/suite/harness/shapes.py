@@ -78,7 +78,7 @@ PROVIDERS = {
     "compile_max_autotune": Provider(3, "torch.compile, max-autotune", compiles=True),
     "packed_vendor": Provider(2, "gate and up in one vendor GEMM, eager activation"),
     "addmm_activation": Provider(2, "torch._addmm_activation", _INFERENCE),
-    "fused_packed": Provider(2, "fused_mlp, path packed", path="packed"),
+    "fused_packed": Provider(2, "fused_mlp, path packed", devices=_CUDA, path="packed"),
     "fused_epilogue": Provider(2, "fused_mlp, path epilogue", devices=_CUDA, path="epilogue"),
     "fused_decode": Provider(2, "fused_mlp, path decode", _INFERENCE, _CUDA, path="decode"),
     "fused_onednn": Provider(2, "fused_mlp, path onednn", _INFERENCE, ("cpu",), path="onednn"),
