@@ -5,21 +5,17 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from .harness import selection, shapes, specimens
 from .harness.metrics import METRICS
 from .harness.notes import note
 
 VERSION = "1; exact"
-# The same list on every machine and for every commit, or asv drops results. A test holds it to
-# what the package ships: a new kernel must be added here.
-KERNELS: tuple[str, ...] = ()
-# Written here and not asked of `static`: asv reads this file without triton.
-ARCHITECTURES = ("sm80", "sm90", "sm100", "gfx942")
 
 
 class Static:
     """Kernel × architecture; no GPU, no driver, no noise."""
 
-    params = (list(KERNELS), list(ARCHITECTURES))
+    params = (list(specimens.KERNELS), list(specimens.ARCHITECTURES))
     param_names = ("kernel", "arch")
     version = VERSION
     timeout = 60.0
@@ -30,7 +26,7 @@ class Static:
     setup_cache.timeout = 3600.0  # type: ignore[attr-defined]
 
     def _look_up(self, cache: dict, metric: str, kernel: str, arch: str) -> float:
-        found = cache[kernel, arch]
+        found = cache.get((kernel, arch), {})
         if "failure" in found:
             raise RuntimeError(found["failure"])
         return found.get(metric, math.nan)
@@ -52,15 +48,11 @@ for _name in ("registers", "spills", "shared_memory", "instructions"):
     getattr(Static, f"track_{_name}").unit = METRICS[_name].unit
 
 
-if not KERNELS:
-    del Static
-
-
 def compile_all_kernels() -> dict[tuple[str, str], dict[str, Any]]:
-    """Static metrics of every kernel on every architecture; {} where one is not applicable."""
+    """Static metrics of the kernels that are asked for; {} where one is not applicable."""
     from .harness.progress import Progress
 
-    jobs = [(kernel, arch) for kernel in KERNELS for arch in ARCHITECTURES]
+    jobs = selection.wanted_kernels(shapes.size_of())
     progress = Progress(len(jobs))
     found: dict[tuple[str, str], dict[str, Any]] = {}
     try:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from . import shapes
+from . import shapes, specimens
 from .metrics import METRICS, metric_of
 from .shapes import Combination, Size
 
@@ -88,19 +88,22 @@ def selected(
 ) -> list[Params]:
     """The parameters of a benchmark or class that this machine and suite size measure.
 
-    `benchmark` is ``"latency.Inference"`` or ``"latency.Inference.track_latency"``; what is not
-    of the shape table (static kernel metrics) is not this function's business: KeyError.
+    `benchmark` is ``"latency.Inference"``, ``"latency.Inference.track_latency"`` or, over kernels
+    and architectures, ``"kernels.Static"``; KeyError for a benchmark over neither table.
     """
     kind = kind or shapes.device_kind()
     size = size if isinstance(size, Size) else shapes.size_of(size)
     kept = parse_filter(os.environ.get(FILTER_VARIABLE, "") if text is None else text)
     parts = benchmark.split(".")
     mode = next((part for part in parts if part in shapes.MODES), None)
-    if mode is None:
-        raise KeyError(f"{benchmark} has no parameters from the shape table")
     metric = metric_of(benchmark).name if parts[-1].startswith("track_") else None
     if metric and metric not in kept.get("metric", (metric,)):
         return []
+    if "Static" in parts:
+        # A filter that names shapes or providers asks for no kernel.
+        return [] if set(kept) - {"metric"} else list(specimens.chosen(size))
+    if mode is None:
+        raise KeyError(f"{benchmark} has no parameters from the tables")
     return [
         c.params
         for c in shapes.chosen(mode, kind, size)
@@ -117,6 +120,20 @@ def write_plan(path: str | Path, benchmarks: Mapping[str, Sequence[Sequence[str]
 @functools.cache
 def _read_plan(path: str) -> dict[str, list[list[str]]]:
     return json.loads(Path(path).read_text())
+
+
+def wanted_kernels(size: Size) -> list[tuple[str, str]]:
+    """The (kernel, architecture) pairs to compile: from asv's plan, else what the size takes in."""
+    path = os.environ.get(PLAN_VARIABLE)
+    if not path:
+        return specimens.chosen(size)
+    asked = {
+        (kernel, arch)
+        for benchmark, chosen in _read_plan(path).items()
+        if "Static" in benchmark.split(".")
+        for kernel, arch in chosen
+    }
+    return [pair for pair in specimens.chosen(shapes.SIZES["full"]) if pair in asked]
 
 
 def known(key: str) -> tuple[str, ...]:
