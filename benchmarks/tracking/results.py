@@ -12,11 +12,13 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from .noise import nan_median
 
 # A result file of 300 series with samples takes about 0.2 MB; a thousand times that is no result.
 LARGEST_FILE = 64 * 2**20
@@ -75,12 +77,7 @@ class Row:
         """One number a combination: the median of its process medians, else the value itself."""
         if not self.processes.shape[1]:
             return self.values
-        if np.isfinite(self.processes).all():
-            middle = np.median(self.processes, axis=1)
-        else:
-            some = np.isfinite(self.processes).any(axis=1)
-            middle = np.full(len(self.values), np.nan)
-            middle[some] = np.nanmedian(self.processes[some], axis=1)
+        middle = _median(self.processes)
         middle = np.where(np.isfinite(middle), middle, self.values)
         return np.where(self.state == OK, middle, np.nan)
 
@@ -252,12 +249,16 @@ def _combinations(params: Any) -> tuple[tuple[str, ...], ...]:
     if math.prod(len(p) for p in params) > LARGEST_PRODUCT:
         return ()
     # asv stores the repr() of each value: strings arrive with their quotes.
-    names = [[_bare(v) for v in p] for p in params]
-    return tuple(itertools.product(*names))
+    return _product(tuple(tuple(str(v)[:300] for v in p) for p in params))
 
 
-def _bare(value: Any) -> str:
-    text = str(value)[:300]
+@lru_cache(maxsize=1024)
+def _product(params: tuple[tuple[str, ...], ...]) -> tuple[tuple[str, ...], ...]:
+    """Cached: a history repeats the same few parameter lists a thousand times."""
+    return tuple(itertools.product(*([_bare(v) for v in p] for p in params)))
+
+
+def _bare(text: str) -> str:
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
 
 
@@ -271,9 +272,7 @@ def _row(cells: dict[str, Any]) -> Row | None:
     if not isinstance(result, list):
         return None
     result = (result + [None] * len(combos))[: len(combos)]
-    values = np.array([_number(v) for v in result], dtype=float)
-    state = np.array([_state(v) for v in result], dtype=np.int8)
-    values[state != OK] = np.nan
+    values, state = _values(result)
     version = cells.get("version")
     version = version[:300] if isinstance(version, str) else ""
     samples = cells.get("samples")
@@ -284,28 +283,47 @@ def _row(cells: dict[str, Any]) -> Row | None:
     return Row(combos, values, state, processes, version)
 
 
-def _state(value: Any) -> int:
-    if value is None:
-        return FAILED
-    number = _number(value)
-    if isinstance(value, float) and math.isnan(number):
-        return SKIPPED
-    return OK if math.isfinite(number) else FAILED
+def _values(result: list[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers and states; null is a failure, NaN is asv's word for not applicable."""
+    kinds = set(map(type, result))
+    plain = kinds <= {float, int, type(None)}
+    try:
+        values = np.array(result if plain else [_number(v) for v in result], dtype=float)
+    except OverflowError:  # an integer of hundreds of digits
+        values = np.array([_number(v) for v in result], dtype=float)
+    state = np.where(np.isfinite(values), OK, FAILED).astype(np.int8)
+    if state.any():
+        nan = [isinstance(v, float) and math.isnan(v) for v in result]
+        state[np.array(nan)] = SKIPPED
+        values[state != OK] = np.nan
+    return values, state
 
 
 def _all_process_medians(samples: list[Any], group: int) -> np.ndarray:
     lists = [s if isinstance(s, list) else [] for s in samples]
-    lengths = {len(s) for s in lists}
-    if len(lengths) == 1 and (n := lengths.pop()) and n % group == 0:
+    full = [i for i, s in enumerate(lists) if s]
+    lengths = {len(lists[i]) for i in full}
+    if len(lengths) == 1 and (n := lengths.pop()) % group == 0:
         # The usual case, a thousand times faster than one combination after another.
         try:
-            array: np.ndarray = np.array(lists)
+            array: np.ndarray = np.array([lists[i] for i in full])
         except (ValueError, OverflowError):
             array = np.empty(0)
         if array.dtype.kind in "fi" and array.ndim == 2 and np.isfinite(array).all():
-            return np.median(array.reshape(len(lists), -1, group), axis=2)
+            out = np.full((len(lists), n // group), np.nan)
+            out[full] = _median(array.reshape(len(full), -1, group))
+            return out
     medians = [process_medians(s, group) for s in lists]
     out = np.full((len(medians), max((len(m) for m in medians), default=0)), np.nan)
     for row, m in zip(out, medians, strict=True):
         row[: len(m)] = m
     return out
+
+
+def _median(x: np.ndarray) -> np.ndarray:
+    """Over the last axis, nan left out; without any, by the shortest way numpy knows."""
+    s = np.sort(x, axis=-1)  # nan goes last
+    n = s.shape[-1]
+    if np.isnan(s[..., -1]).any():
+        return nan_median(x)
+    return (s[..., (n - 1) // 2] + s[..., n // 2]) / 2
