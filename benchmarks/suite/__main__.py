@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from .harness import selection, shapes
 from .harness.progress import VARIABLE as PROGRESS
-from .harness.roofline import ceilings, derive
+from .harness.roofline import ceilings, derive_all
 from .harness.shapes import Combination
 from .harness.supervisor import Entry, Supervisor, Table
 
@@ -63,8 +63,7 @@ def measure(
         os.environ[PROGRESS] = "/dev/stderr"
     known = ceilings(kind, wanted)
     table = Supervisor(wanted, kind, size, processes=processes, slow=slow).run()
-    for combination, entry in table.items():
-        derive(combination, entry, known)
+    derive_all(table, kind, known)
     return table
 
 

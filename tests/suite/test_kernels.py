@@ -30,7 +30,9 @@ def compiled(monkeypatch, tmp_path, answers):
     monkeypatch.setattr(
         static,
         "compile_all",
-        lambda asked: [(*job, answer) for job, answer in zip(sorted(asked)[::-1], answers)],
+        lambda asked: [
+            (*job, answer) for job, answer in zip(sorted(asked)[::-1], answers, strict=True)
+        ],
     )
     return kernels.compile_all_kernels()
 

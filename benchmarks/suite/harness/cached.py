@@ -11,7 +11,7 @@ from typing import Any
 from . import selection, shapes
 from .metrics import METRICS
 from .notes import note
-from .roofline import ceilings, derive
+from .roofline import ceilings, derive_all
 from .shapes import SAMPLES_PER_PROCESS, Combination
 from .supervisor import Entry, Supervisor
 
@@ -42,8 +42,8 @@ def measure_all() -> dict[tuple[str, ...], dict[str, Any]]:
         )
     known = ceilings(kind, wanted)
     table = Supervisor(wanted, kind, size).run()
+    derive_all(table, kind, known)
     for combination, entry in table.items():
-        derive(combination, entry, known)
         _write_notes(combination, entry)
     return {(c.mode, *c.params): values(c, entry, kind) for c, entry in table.items()}
 

@@ -5,18 +5,21 @@ They decide whether a run is valid, and never enter the machine's identity.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 # Work of others beyond this share of all cores, or time the host stole, makes a reading invalid.
 FOREIGN_SHARE = 0.15
 STOLEN_SHARE = 0.02
 # /proc/stat counts hundredths of a second: a shorter window would judge rounding.
 LEAST_WINDOW = 0.5
+_FREQUENCY = "/sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq"
 # nvidia-smi's bits: software power cap, hardware slowdown, both thermal slowdowns, power brake.
 _THROTTLED = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
 
@@ -105,6 +108,26 @@ def gpu_users() -> list[str]:
     """Other processes computing on the GPU."""
     lines = _nvidia_smi("--query-compute-apps=pid,process_name") or []
     return [line.strip() for line in lines if line.split(",")[0].strip() != str(os.getpid())]
+
+
+def machine_reading(kind: str) -> dict[str, Any]:
+    """What to keep beside a round of measurements: load, and on a GPU its state and its users."""
+    reading: dict[str, Any] = {}
+    with contextlib.suppress(OSError):
+        reading["load"] = round(os.getloadavg()[0], 2)
+    with contextlib.suppress(OSError, ValueError):
+        reading["cpu_mhz"] = int(Path(_FREQUENCY).read_text()) // 1000
+    if kind == "cuda":
+        reading["gpu"], reading["gpu_users"] = gpu_reading(), gpu_users()
+    return reading
+
+
+def unfit(reading: dict[str, Any]) -> str | None:
+    """Why nothing measured around this reading is valid, in words; None if it may be."""
+    users = reading.get("gpu_users")
+    if users:
+        return f"the GPU is busy: {'; '.join(users[:3])}"
+    return throttled(reading.get("gpu"))
 
 
 def throttled(reading: dict[str, float | str] | None) -> str | None:

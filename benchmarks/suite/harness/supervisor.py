@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from . import readings
+from .notes import note
 from .progress import Progress
 from .selection import one_process
 from .shapes import PROVIDERS, Combination, Size
@@ -154,6 +156,7 @@ class Supervisor:
         # Every other round in reverse, so that a drift does not always meet the same ones last.
         left = left[::-1] if number % 2 else left
         silent_deaths = 0
+        before = readings.machine_reading(self.kind)
         while left and not self.stop:
             finished, text = self._worker(left, number)
             if finished == 0 and text is not None:
@@ -163,6 +166,17 @@ class Supervisor:
                         self.table[combination].failure = text
                     return
             left = left[finished:]
+        self._judge_round(number, before, readings.machine_reading(self.kind))
+
+    def _judge_round(self, number: int, before: dict, after: dict) -> None:
+        """Keep the machine's readings; say so if they make the whole round invalid."""
+        problem = readings.unfit(before) or readings.unfit(after)
+        note("reading", process=number, before=before, after=after, invalid=problem)
+        if problem:
+            self.progress.say(f"process {number + 1} of {self.rounds} is invalid: {problem}")
+            for entry in self.table.values():
+                if entry.processes:
+                    entry.disturbed.setdefault(number, problem)
 
     def _worker(self, left: list[Combination], number: int) -> tuple[int, str | None]:
         """One worker's life: how many combinations it is done with, and why it ended early."""
