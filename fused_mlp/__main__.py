@@ -1,4 +1,4 @@
-"""``python -m fused_mlp explain | tune | compare | gpu-check``.
+"""``python -m fused_mlp explain | tune | compare | profile | gpu-check``.
 
 Exit codes: 0 done (gpu-check: all passed), 1 gpu-check found a failure, 2 bad usage, 4 nothing could be measured,
 130 stopped by Ctrl-C (tune goes on where it was).
@@ -90,6 +90,11 @@ def parser() -> argparse.ArgumentParser:
     _case_arguments(compare, tokens)
     compare.add_argument("--json", action="store_true")
 
+    from .profiling import cli as profiling
+
+    profile = command("profile", "the ladder from nn.Linear to a fused MLP, expected and seen", "profile --out traces")
+    profiling.add_arguments(profile)
+
     check = command("gpu-check", "test, tune and measure on a GPU, in under 5 minutes", "gpu-check")
     check.add_argument("--folder", type=Path, default=tables.FOLDER)
     check.add_argument("--json", action="store_true")
@@ -99,6 +104,10 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     args = parser().parse_args(argv)
+    if args.command == "profile":
+        from .profiling import cli
+
+        return cli.run(args)
     if args.command == "gpu-check":
         from . import gpu_check
 

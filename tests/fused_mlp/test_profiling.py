@@ -1,0 +1,199 @@
+"""The ladder: what each rung is expected to run, what is counted, and how it is shown."""
+
+import json
+import os
+import subprocess
+import sys
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from torch import nn
+
+from fused_mlp import __main__ as command
+from fused_mlp.profiling import Setting, Traffic, copies, diff, ladder, measure, picture, table
+from fused_mlp.profiling.counting import saved_bytes
+
+SMALL = Setting(64, 256, 64, torch.float32)
+
+
+@pytest.fixture(scope="module")
+def part_2():
+    return {r.rung.name: r for r in measure(ladder(SMALL), SMALL, repeats=1)}
+
+
+@pytest.mark.parametrize(
+    ("name", "operators", "gemms"),
+    [
+        ("linear", 1, 1),
+        ("compiled linear", 1, 1),
+        ("eager", 5, 3),
+        ("compiled", 4, 3),
+        ("packed", 4, 2),
+    ],
+)
+def test_operators_of_a_rung(part_2, name, operators, gemms):
+    measured = part_2[name]
+    assert (measured.count, measured.gemms) == (operators, gemms)
+    assert measured.rung.expected == operators
+    assert measured.mismatches(SMALL) == []
+
+
+def test_liger_is_expected_to_run_four(part_2):
+    assert part_2["liger"].rung.expected == 4
+    assert part_2["liger"].rung.missing == "liger-kernel is not installed"
+
+
+def test_onednn_runs_three_operators_and_the_quantized_rung_three_gemms():
+    setting = Setting(256, 512, 64, torch.float32)
+    rungs = [r for r in ladder(setting) if r.name in ("fused", "quantized")]
+    for measured in measure(rungs, setting, repeats=1):
+        assert measured.gemms == 3
+        assert measured.mismatches(setting) == []
+        if "onednn" in measured.rung.text:
+            assert measured.count == 3
+
+
+def test_expectations_on_a_gpu_are_those_of_the_articles():
+    from fused_mlp.profiling.ladder import EXPECTED
+
+    assert [EXPECTED[path][0] for path in ("eager", "epilogue", "decode")] == [5, 2, 2]
+
+
+def test_bytes_are_those_of_the_operators(part_2):
+    """eager: 3 GEMMs read two and write one, the activation moves 2 mids, the product 3."""
+    row, mid, weight = 64 * 64 * 4, 64 * 256 * 4, 64 * 256 * 4
+    assert part_2["eager"].moved == 3 * (row + mid + weight) + 5 * mid
+    assert part_2["eager"].rung.least_bytes == 3 * weight + 2 * row
+    assert all(r.moved >= r.rung.least_bytes for r in part_2.values() if r.moved)
+
+
+def test_peak_memory_is_exact(part_2):
+    # gate, act(gate) and up at once; the product frees none before it exists.
+    assert part_2["eager"].peak == 3 * 64 * 256 * 4
+
+
+def test_part_1():
+    results = measure(ladder(SMALL, 1), SMALL, repeats=1)
+    assert [r.count for r in results] == [2, 1, 1]
+    assert all(r.mismatches(SMALL) == [] for r in results)
+    with pytest.raises(ValueError, match="there is no part 3"):
+        ladder(SMALL, 3)
+
+
+def test_training_keeps_what_is_expected():
+    setting = Setting(64, 256, 64, torch.float32, training=True)
+    rungs = [r for r in ladder(setting) if r.name in ("eager", "fused")]
+    eager, fused = measure(rungs, setting, repeats=1)
+    assert eager.count == 15
+    x = 64 * 64 * 4
+    assert eager.saved == 4 * setting.mid + x
+    assert fused.saved == 2 * setting.mid + x
+    assert eager.mismatches(setting) == fused.mismatches(setting) == []
+
+
+def test_a_mismatch_is_marked_and_explained(part_2):
+    import dataclasses
+
+    wrong = dataclasses.replace(part_2["eager"].rung, expected=2)
+    text = table([dataclasses.replace(part_2["eager"], rung=wrong)], SMALL)
+    assert "✗ eager: 5 operators, expected 2" in text
+    assert "aten::gelu" in text
+    assert "✗" not in table([part_2["eager"]], SMALL)
+
+
+def test_table_and_diff_and_picture(part_2):
+    text = table(list(part_2.values()), SMALL)
+    assert "64 tokens, 64/256, gelu, float32, cpu, inference" in text
+    assert "operators that compute are counted in the place of kernels" in text
+    change = diff(part_2["eager"], part_2["packed"], SMALL)
+    assert "all operators" in change
+    assert "changed" in change  # one GEMM fewer
+    svg = ElementTree.fromstring(picture(list(part_2.values()), SMALL))
+    assert len(svg.findall(".//{*}rect")) == 1 + sum(len(r.kernels) for r in part_2.values())
+
+
+def test_command_writes_traces_picture_and_json(tmp_path, capsys):
+    out = tmp_path / "new" / "traces"
+    arguments = [
+        "profile",
+        "--shape",
+        "64/128",
+        "--tokens",
+        "32",
+        "--rungs",
+        "eager,packed",
+        "--repeats",
+        "1",
+    ]
+    assert command.main([*arguments, "--device", "cpu", "--dtype", "fp32", "--out", str(out)]) == 0
+    assert "eager" in capsys.readouterr().out
+    names = sorted(path.name for path in out.iterdir())
+    assert names == ["01-eager.json", "02-packed.json", "ladder.json", "ladder.svg"]
+    trace = json.loads((out / "01-eager.json").read_text())
+    assert {"aten::mm", "aten::gelu", "aten::mul"} <= {e.get("name") for e in trace["traceEvents"]}
+    assert command.main([*arguments, "--device", "cpu", "--dtype", "fp32", "--json"]) == 0
+    seen = json.loads(capsys.readouterr().out)
+    assert [r["count"] for r in seen["rungs"]] == [5, 4]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--shape", "big"], "is not a shape"),
+        (["--tokens", "0"], "at least 1"),
+        (["--rungs", "nothing"], "there is no rung 'nothing'; known are linear"),
+    ],
+)
+def test_bad_usage(arguments, words, capsys):
+    assert command.main(["profile", "--device", "cpu", *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_trace_folder_that_cannot_be_written(tmp_path, capsys):
+    file = tmp_path / "file"
+    file.touch()
+    for folder in (file, file / "below"):
+        assert command.main(["profile", "--device", "cpu", "--out", str(folder)]) == 2
+        error = capsys.readouterr().err
+        assert "traces cannot be written to" in error
+        assert error.count("\n") == 1
+
+
+def test_help_has_an_example():
+    result = subprocess.run(
+        [sys.executable, "-m", "fused_mlp", "profile", "--help"],
+        capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"}, check=True,
+    )  # fmt: skip
+    assert "python -m fused_mlp profile" in result.stdout
+
+
+def test_traffic_counts_a_broadcast_once():
+    with Traffic() as traffic:
+        torch.ones(8, 4) + torch.ones(4).expand(8, 4)
+    assert traffic.bytes_by_operator["aten::add"] == 4 * (32 + 4 + 32)
+
+
+def test_saved_bytes_counts_a_storage_once():
+    layer, x = nn.Linear(4, 4), torch.randn(8, 4, requires_grad=True)
+    with saved_bytes(layer.parameters()) as total:
+        y = layer(x)
+        y * y
+    assert total[0] == 2 * 8 * 4 * 4
+
+
+def test_copies_finds_what_copies_and_nothing_else():
+    x = torch.randn(4, 6)
+    assert copies(lambda: x.t().reshape(3, 8)) != []
+    assert copies(lambda: torch.relu(x).t().view(2, 3, 4)) == []
+
+
+def test_rungs_compute_the_same():
+    """The ladder's rungs share weights: none changes another's result."""
+    torch.manual_seed(0)
+    rungs = {r.name: r for r in ladder(Setting(64, 128, 16, torch.float32)) if r.missing is None}
+    with torch.no_grad():
+        want = rungs["eager"].call()
+        for name in ("compiled", "packed", "fused"):
+            torch.testing.assert_close(rungs[name].call(), want, rtol=1e-4, atol=1e-5)
+        assert (rungs["quantized"].call() - want).norm() < 0.05 * want.norm()
