@@ -101,6 +101,15 @@ def note(seed: Path) -> None:
         file.write(NOTE)
 
 
+def slower(seed: Path) -> None:
+    """One more operator a call: what a pull request must not do unnoticed."""
+    with (seed / "fused_mlp" / "__init__.py").open("a") as file:
+        file.write(
+            "\n_forward = FusedMLP.forward\n"
+            "FusedMLP.forward = lambda self, x: _forward(self, x) * 1.0\n"
+        )
+
+
 def stage(folder: Path) -> Path:
     """The workflow as act takes it: `queue: max` is newer than act and left out."""
     text = (ROOT / ".github" / "workflows" / "bench.yml").read_text()
@@ -126,7 +135,7 @@ def interpreter(folder: Path) -> Path:
     for name in ("python", "python3"):
         path = tools / name
         path.write_text(
-            '#!/bin/sh\n[ "$1 $2" = "-m pip" ] && { echo "pip: nothing to install here"; exit 0; }\n'
+            '#!/bin/sh\n[ "$1 $2" = "-m pip" ] && { echo "pip: all is here"; exit 0; }\n'
             f'exec "{sys.executable}" "$@"\n'
         )
         path.chmod(0o755)
@@ -248,12 +257,19 @@ def main() -> int:
     )
     parser.add_argument("event", choices=EVENTS)
     parser.add_argument("--filter", default="", help="a part of the quick suite (FUSED_MLP_FILTER)")
+    parser.add_argument("--slower", action="store_true", help="a pull request that does more work")
     parser.add_argument("--keep", type=Path, help="an empty folder for all that the run leaves")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        outcome = run(args.event, folder.resolve(), suite_filter=args.filter, show=True)
+        outcome = run(
+            args.event,
+            folder.resolve(),
+            suite_filter=args.filter,
+            change=slower if args.slower else note,
+            show=True,
+        )
         print("\nWhat GitHub would show:")
         for status in outcome.github.statuses:
             print(f"  status {status['context']}: {status['state']}, {status['description']}")

@@ -1,6 +1,6 @@
 """Judge what was measured, on a machine that the measured code never ran on.
 
-usage: judge.py [--exact] [--enforce] RESULTS FOLDER, with HEAD, BASE and PULL_REQUEST in the
+usage: judge.py [--exact] [--enforce] INCOMING FOLDER, with HEAD, BASE and PULL_REQUEST in the
 environment
 
 Leaves report.json and report.md in FOLDER. Without --enforce only broken infrastructure is an error
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -21,8 +20,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from measure import ROOT, Request, fetch
 
 from benchmarks.tracking import history
+from benchmarks.tracking.commits import Usage
 from benchmarks.tracking.github import rights
 from benchmarks.tracking.github.client import ApiError, Client
+from benchmarks.tracking.github.message import harmless
 from benchmarks.tracking.gitstore import GitError, remote_url
 from benchmarks.tracking.incoming import Refused, check_measured, is_result, read_tree
 
@@ -32,8 +33,12 @@ ACCEPTABLE = (1, 3)
 
 def judge(request: Request, incoming: Path, out: Path, *, exact: bool = False) -> int:
     """The gate's exit code; its report and table lie in ``out``."""
+    from benchmarks.tracking import formats, gate, render
+    from benchmarks.tracking.compare import compare
+    from benchmarks.tracking.handover import Recorded
+
     base = fetch(request)
-    tree = read_tree(incoming)
+    tree = read_tree(incoming / "results")
     check_measured(tree)
     if request.pull_request:
         # Its own two commits: a result for another would change the history that it is judged by.
@@ -44,16 +49,20 @@ def judge(request: Request, incoming: Path, out: Path, *, exact: bool = False) -
     if not exact:
         history.pull(remote_url(ROOT), history.RESULTS)
     history.lay(tree, history.RESULTS)
+    parser = argparse.ArgumentParser()
+    gate.add_arguments(parser)
+    asked = [base, request.head] if base else ["--history", request.head]
+    runner = Recorded(incoming / "reruns") if base else None
+    report = compare(parser.parse_args([*asked, "--repo", str(ROOT)]), runner)
     out.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "benchmarks", "gate"]
-    command += [base, request.head] if base else ["--history"]
-    command += ["--json", str(out / "report.json"), "--markdown", str(out / "report.md")]
-    code = subprocess.run(command, cwd=ROOT, check=False).returncode
-    summary, table = os.environ.get("GITHUB_STEP_SUMMARY"), out / "report.md"
-    if summary and table.is_file():
+    (out / "report.json").write_text(formats.as_json(report))
+    table = formats.markdown(report)
+    (out / "report.md").write_text(table)
+    render.terminal(report, everything=False)
+    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         with open(summary, "a", encoding="utf-8") as file:
-            file.write(table.read_text()[:500_000])
-    return code
+            file.write(harmless(table))
+    return report.exit_code
 
 
 def accepted(request: Request) -> str:
@@ -68,7 +77,7 @@ def accepted(request: Request) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("incoming", type=Path, help="the results that were measured")
+    parser.add_argument("incoming", type=Path, help="what measure.py handed over")
     parser.add_argument("out", type=Path, help="where the report goes")
     parser.add_argument("--exact", action="store_true", help="without the history's noise")
     parser.add_argument("--enforce", action="store_true", help="exit with the verdict's code")
@@ -76,7 +85,7 @@ def main() -> int:
     try:
         request = Request.read({"EVENT": "workflow_dispatch", **os.environ})
         code = judge(request, args.incoming, args.out, exact=args.exact)
-    except (Refused, GitError, OSError) as error:
+    except (Refused, GitError, Usage, OSError) as error:
         print(f"judge: {error}", file=sys.stderr)
         return BROKEN
     if code not in (0, 1, 3, 4):
