@@ -8,6 +8,8 @@ import sys
 
 # command -> (module with add_arguments(parser) and run(args) -> exit code, one line of help)
 COMMANDS = {
+    "doctor": (".tracking.doctor", "say what this machine can measure, and how finely"),
+    "aa": (".tracking.aa", "measure a commit against itself: the noise of each benchmark"),
     "bisect": (".tracking.bisect", "find the commit that made a benchmark slower"),
     "gate": (".tracking.gate", "judge a commit against another from what was measured"),
     "history": (".tracking.history", "keep every measured point on the branch `results`"),
