@@ -91,7 +91,7 @@ def main() -> int:
     cpu = time.process_time() - before
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(
-        f"{verdicts} verdicts: loaded and judged in {seconds:.2f} s ({cpu:.2f} s of one processor), "
+        f"{verdicts} verdicts: loaded and judged in {seconds:.2f} s, {cpu:.2f} s of it computing, "
         f"{memory:.0f} MB at most"
     )
     return 0
