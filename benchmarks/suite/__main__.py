@@ -11,7 +11,8 @@ import json
 import os
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from .harness import selection, shapes
 from .harness.progress import VARIABLE as PROGRESS
@@ -56,13 +57,13 @@ def measure(
     kind: str,
     size: shapes.Size,
     processes: int | None = None,
-    slow: Sequence[float] = (),
+    extra: Mapping[str, Any] | None = None,
 ) -> Table:
     """Measure with progress on the terminal."""
     if PROGRESS not in os.environ and sys.stderr.isatty():
         os.environ[PROGRESS] = "/dev/stderr"
     known = ceilings(kind, wanted)
-    table = Supervisor(wanted, kind, size, processes=processes, slow=slow).run()
+    table = Supervisor(wanted, kind, size, processes=processes, extra=extra).run()
     derive_all(table, kind, known)
     return table
 
@@ -145,6 +146,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     add_filters(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object a combination")
+    parser.add_argument("--cuda-graph", action="store_true", help="time replays of a CUDA graph")
     parser.add_argument(
         "--list",
         action="store_true",
@@ -161,7 +163,10 @@ def main(argv: list[str] | None = None) -> int:
             for c in shapes.combinations(mode):
                 print(f"{c}: {shapes.left_out(c, kind, size) or 'measured'}")
         return 0
-    table = measure(wanted, kind, size, args.processes)
+    if args.cuda_graph and kind != "cuda":
+        print(f"{parser.prog}: --cuda-graph needs a GPU; the device is {kind}", file=sys.stderr)
+        return 2
+    table = measure(wanted, kind, size, args.processes, {"graph": args.cuda_graph})
     if args.json:
         for c, entry in table.items():
             print(json.dumps({"combination": [c.mode, *c.params], **vars(entry)}))

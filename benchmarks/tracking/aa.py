@@ -132,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"aa: {error}", file=sys.stderr)
         return 2
     wanted = {c: frozenset({"latency"}) for c in wanted}
-    measured = measure(wanted, kind, size, args.processes, slow)
+    measured = measure(wanted, kind, size, args.processes, {"slow": slow})
     spreads = [
         spread(str(c), entry.samples["latency"])
         for c, entry in measured.items()

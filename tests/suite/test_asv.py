@@ -82,6 +82,7 @@ def test_parameters_are_the_whole_table(discovered):
         (["--metric", "speed"], "unknown metric 'speed'"),
         (["--size", "huge"], "unknown suite size 'huge'"),
         (["--processes", "0"], "must be at least 1"),
+        (["--cuda-graph", "--shape", "tiny"], "needs a GPU"),
         (["--device", "cpu", "--shape", "llama3_8b", "--size", "quick"], "nothing is left"),
     ],
 )

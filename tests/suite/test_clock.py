@@ -92,3 +92,11 @@ def test_a_known_slowdown_is_recovered_on_a_drifting_machine():
     clock = Clock(host, Settings(samples=5, sample_seconds=200e-6, warm_seconds=1e-4))
     drifting = host.work(lambda: 80e-6 * (1 + 1e-5 * next(calls)))
     assert recover(clock, [drifting], 0.10, host.now) == pytest.approx(0.10, abs=0.01)
+
+
+def test_a_graph_of_many_calls_is_read_as_one_call_each():
+    device = FakeDevice()
+    graph = device.work(20 * 3e-6)
+    reading = Clock(device, SETTINGS).measure([graph]).per_call(20)
+    assert reading.latency == pytest.approx([3e-6] * 5, rel=1e-9)
+    assert reading.calls % 20 == 0

@@ -41,9 +41,9 @@ def test_one_process_has_no_spread_to_show():
 
 
 def test_aa_reports_what_was_slowed_and_what_was_found(monkeypatch, capsys):
-    def measure(wanted, kind, size, processes, slow):
+    def measure(wanted, kind, size, processes, extra):
         entry = Entry(samples={"latency": [1e-3] * 5 * processes})
-        for fraction in slow:
+        for fraction in extra["slow"]:
             entry.samples[f"slower by {fraction:g}"] = [fraction + 0.001] * processes
         return dict.fromkeys(wanted, entry)
 

@@ -10,7 +10,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 
@@ -62,6 +62,11 @@ class Reading:
     warm_seconds: float = 0.0
     stable: bool = True
     launch_bound: bool = False
+
+    def per_call(self, batch: int) -> Reading:
+        """The reading of single calls where each call timed was a batch of them."""
+        latency, host = ([x / batch for x in samples] for samples in (self.latency, self.host))
+        return replace(self, latency=latency, host=host, calls=self.calls * batch)
 
 
 class Clock:

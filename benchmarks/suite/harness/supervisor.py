@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,9 +85,11 @@ class Supervisor:
         size: Size,
         folder: Path | None = None,
         processes: int | None = None,
-        slow: Sequence[float] = (),
+        extra: Mapping[str, Any] | None = None,
     ) -> None:
-        self.wanted, self.kind, self.size, self.slow = dict(wanted), kind, size, list(slow)
+        """`extra` goes into each job: "slow" (fractions to slow calls by), "graph" (CUDA graph)."""
+        self.wanted, self.kind, self.size = dict(wanted), kind, size
+        self.extra = dict(extra or {})
         self.folder = Path(folder or tempfile.mkdtemp(prefix="fused-mlp-suite-"))
         self.table: Table = {combination: Entry() for combination in self.wanted}
         self.stop = Stop()
@@ -226,7 +228,7 @@ class Supervisor:
             "device": self.kind,
             "exact": exact,
             "prepare": prepare,
-            "slow": self.slow,
+            **self.extra,
             "threads": threads,
             "out": str(out),
             "combinations": [[[c.mode, *c.params], sorted(self.wanted[c])] for c in combinations],

@@ -24,6 +24,7 @@ from .selection import absent
 from .shapes import PROVIDERS, Combination
 
 POISONED = 70
+GRAPH_CALLS = 20
 _CLOCKED = {"latency", "host_overhead", "throughput", "bandwidth", "roofline"}
 
 
@@ -37,6 +38,7 @@ class Worker:
         self.exact: bool = job["exact"]
         self.prepare: bool = job.get("prepare", False)
         self.slow: list[float] = job.get("slow", [])
+        self.graph: bool = job.get("graph", False) and self.kind == "cuda"
         torch.set_num_threads(int(job["threads"]))
         if self.kind == "cuda":
             self._warm_device(float(job.get("device_warm_seconds", 3.0)))
@@ -135,7 +137,11 @@ class Worker:
             for other in built[1:]:
                 other.call()
             calls = [one.call for one in built]
-            reading = self.clock.measure(calls)
+            batch = 1
+            if self.graph:
+                batch = max(count, GRAPH_CALLS)
+                calls = [devices.graphed(calls, batch)]
+            reading = self.clock.measure(calls).per_call(batch)
             metrics["latency"], metrics["host_overhead"] = reading.latency, reading.host
             for fraction in self.slow:
                 found = slowdown.recover(self.clock, calls, fraction)
