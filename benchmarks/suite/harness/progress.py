@@ -30,7 +30,12 @@ class Progress:
     def __init__(self, total: int) -> None:
         self.total, self.done = total, 0
         self._begin = self._said = time.monotonic()
+        self._done_before = 0
         self._sink = self._open()
+
+    def restart(self) -> None:
+        """Measuring begins now: what came before says nothing about how long it will take."""
+        self._begin, self._done_before = time.monotonic(), self.done
 
     @staticmethod
     def _open() -> TextIO | None:
@@ -58,8 +63,9 @@ class Progress:
         if now - self._said < EVERY_SECONDS:
             return
         left = ""
-        if self.done:
-            left = f", {words((now - self._begin) / self.done * (self.total - self.done))} left"
+        done = self.done - self._done_before
+        if done > 0:
+            left = f", {words((now - self._begin) / done * (self.total - self.done))} left"
         self.say(f"{self.done} of {self.total}{left}: {text}")
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ import importlib
 import os
 import shutil
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -45,12 +45,14 @@ def activation_of(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
     def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
         return F.gelu(x, approximate="tanh")
 
-    return {"gelu": F.gelu, "gelu_tanh": gelu_tanh, "silu": F.silu, "relu": F.relu}[name]
+    known: dict[str, Callable[..., torch.Tensor]] = {"gelu": F.gelu, "gelu_tanh": gelu_tanh}
+    known.update(silu=F.silu, relu=F.relu)
+    return known[name]
 
 
 def plain_module(inputs: Inputs) -> nn.Module:
     """The MLP as anyone would write it: nn.Linear children named as in Hugging Face models."""
-    module = _eager_class()()
+    module: Any = _eager_class()()
     shape = SHAPES[inputs.combination.shape]
     module.act = activation_of(shape.activation)
     module.gate_proj = _linear(inputs.gate_weight, None)
@@ -90,7 +92,7 @@ def _prepare(module: nn.Module, inputs: Inputs) -> nn.Module:
 
 
 def _called(
-    module: Any, inputs: Inputs, parameters: dict[str, torch.Tensor] | None = None
+    module: Any, inputs: Inputs, parameters: Mapping[str, torch.Tensor] | None = None
 ) -> Built:
     """A built provider around something that maps x to the output."""
     import torch
@@ -108,7 +110,7 @@ def _called(
         output = module(x)
         return output, *torch.autograd.grad(output, sources, d_output)
 
-    return Built(step, parameters)
+    return Built(step, dict(parameters))
 
 
 # One builder a provider, found by its name in the shape table.
@@ -243,7 +245,7 @@ def _refuse_early(built: Built, package: Any) -> None:
     """A path that says it cannot run is not applicable; any other error is a failure."""
     refusal = getattr(package, "PathError", None)
     if refusal is None:
-        refusal = getattr(importlib.import_module("fused_mlp.plan"), "PathError", ())
+        refusal = getattr(importlib.import_module("fused_mlp.plan"), "PathError", NotApplicable)
     try:
         with built.context():
             built.call()
@@ -302,7 +304,7 @@ def quack(inputs: Inputs) -> Built:
         # QuACK's gated layout: rows of gate and up in turn.
         first = torch.stack([inputs.gate_weight, first], dim=1).flatten(0, 1)
     module.fc1.weight, module.fc2.weight = nn.Parameter(first), nn.Parameter(inputs.down_weight)
-    if shape.bias:
+    if inputs.up_bias is not None and inputs.down_bias is not None:
         module.fc1.bias = nn.Parameter(inputs.up_bias)
         module.fc2.bias = nn.Parameter(inputs.down_bias)
     name = "up_weight" if inputs.gate_weight is None else "interleaved_weight"

@@ -164,7 +164,7 @@ def wanted(kind: str, size: Size, text: str | None = None) -> dict[Combination, 
             mode = next((part for part in benchmark.split(".") if part in shapes.MODES), None)
             metric = metric_of(benchmark).name
             for params in chosen if mode else ():
-                asked.setdefault(Combination(mode, *params), set()).add(metric)
+                asked.setdefault(Combination(str(mode), *params), set()).add(metric)
     else:
         for mode in shapes.MODES:
             for combination in shapes.chosen(mode, kind, size):

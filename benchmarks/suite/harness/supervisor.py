@@ -106,6 +106,7 @@ class Supervisor:
             return self.table
         with self.stop.listening():
             self._prepare()
+            self.progress.restart()
             for number in range(self.rounds):
                 self._round(number)
         if self.stop:
