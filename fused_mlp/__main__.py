@@ -27,7 +27,9 @@ def _shapes(text: str) -> list[tuple[int, int]]:
     for part in text.split(","):
         hidden, slash, intermediate = part.partition("/")
         if not slash:
-            raise argparse.ArgumentTypeError(f"{part!r} is not hidden/intermediate, such as 768/3072")
+            raise argparse.ArgumentTypeError(
+                f"{part!r} is not hidden/intermediate, such as 768/3072"
+            )
         shapes.append((int(hidden), int(intermediate)))
     return shapes
 
@@ -51,7 +53,9 @@ def _case_arguments(parser: argparse.ArgumentParser, tokens: list[int]) -> None:
     parser.add_argument("--tokens", type=_ints, default=tokens, help="1,16,128,...")
     parser.add_argument("--dtypes", type=_dtypes, default=None, help="fp32,bf16,fp16")
     parser.add_argument("--forms", type=_words, default=["gated", "plain"], help="gated,plain")
-    parser.add_argument("--modes", type=_words, default=["inference", "training"], help="inference,training")
+    parser.add_argument(
+        "--modes", type=_words, default=["inference", "training"], help="inference,training"
+    )
     parser.add_argument("--seconds", type=float, default=1.0, help="time for each case (default 1)")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
 
@@ -66,7 +70,9 @@ def _cases(args: argparse.Namespace) -> list[Case]:
 def parser() -> argparse.ArgumentParser:
     """All commands and their arguments."""
     top = argparse.ArgumentParser(
-        prog="python -m fused_mlp", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m fused_mlp",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = top.add_subparsers(dest="command", required=True)
     tokens = tuning.TOKENS if torch.cuda.is_available() else tuning.CPU_TOKENS
@@ -76,23 +82,44 @@ def parser() -> argparse.ArgumentParser:
             name, help=text, description=text, epilog=f"example: python -m fused_mlp {example}"
         )
 
-    explain = command("explain", "which path runs for a shape, and why", "explain --shapes 768/3072 --tokens 128")
+    explain = command(
+        "explain", "which path runs for a shape, and why", "explain --shapes 768/3072 --tokens 128"
+    )
     _case_arguments(explain, [1, 16, 128, 1024])
     explain.add_argument("--activation", default="silu")
     explain.add_argument("--json", action="store_true")
 
-    tune = command("tune", "measure every path on this device and write its table", "tune --dtypes fp32 --tokens 16,128")
+    tune = command(
+        "tune",
+        "measure every path on this device and write its table",
+        "tune --dtypes fp32 --tokens 16,128",
+    )
     _case_arguments(tune, tokens)
-    tune.add_argument("--folder", type=Path, default=tables.FOLDER, help="where the table goes (default: the package)")
-    tune.add_argument("--again", action="store_true", help="measure also what the table has already")
+    tune.add_argument(
+        "--folder",
+        type=Path,
+        default=tables.FOLDER,
+        help="where the table goes (default: the package)",
+    )
+    tune.add_argument(
+        "--again", action="store_true", help="measure also what the table has already"
+    )
 
-    compare = command("compare", "measure this package against eager PyTorch", "compare --shapes 768/3072 --modes inference")
+    compare = command(
+        "compare",
+        "measure this package against eager PyTorch",
+        "compare --shapes 768/3072 --modes inference",
+    )
     _case_arguments(compare, tokens)
     compare.add_argument("--json", action="store_true")
 
     from .profiling import cli as profiling
 
-    profile = command("profile", "the ladder from nn.Linear to a fused MLP, expected and seen", "profile --out traces")
+    profile = command(
+        "profile",
+        "the ladder from nn.Linear to a fused MLP, expected and seen",
+        "profile --out traces",
+    )
     profiling.add_arguments(profile)
 
     check = command("gpu-check", "test, tune and measure on a GPU, in under 5 minutes", "gpu-check")
@@ -134,7 +161,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _explain(cases: list[Case], device: torch.device, activation: str, as_json: bool) -> int:
     plans = [(c, plan.decide(measuring.query(_with(c, activation), device))) for c in cases]
     if as_json:
-        rows = [{"case": str(c), "path": p.path, "reason": p.reason, "entry": p.entry} for c, p in plans]
+        rows = [
+            {"case": str(c), "path": p.path, "reason": p.reason, "entry": p.entry} for c, p in plans
+        ]
         print(json.dumps({"architecture": machine.architecture(device), "plans": rows}, indent=2))
         return 0
     for case, chosen in plans:

@@ -91,7 +91,11 @@ def summary(rows: Sequence[Row]) -> list[str]:
         if of:
             worst = min(of, key=lambda r: r.speedup)
             lines.append(f"{name}: worst {worst.speedup:.2f}x of eager's speed ({worst.case})")
-    prompt = [r.speedup for r in rows if not r.case.training and 16 <= r.case.tokens <= 197 and r.case.hidden >= 512]
+    prompt = [
+        r.speedup
+        for r in rows
+        if not r.case.training and 16 <= r.case.tokens <= 197 and r.case.hidden >= 512
+    ]
     if prompt:
         mean = math.exp(sum(map(math.log, prompt)) / len(prompt))
         lines.append(f"inference, 16-197 tokens: geometric mean {mean:.2f}x eager's speed")

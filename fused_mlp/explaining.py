@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from . import activations, functional, ops
 from .modules import FusedMLP
 from .paths import Params
+from .roles import PLAIN
 
 TOKENS = (1, 16, 128, 1024)
 
@@ -119,4 +120,8 @@ def _model(model: nn.Module, x: Tensor | None, training: bool) -> str:
 def _once(module: nn.Module, training: bool) -> str:
     p, activation = _params(module)
     sizes = f"{p.up_weight.shape[1]}/{p.up_weight.shape[0]}"
-    return f"{'gated' if p.gate_weight is not None else 'plain'} {activation} {sizes}"
+    text = f"{'gated' if p.gate_weight is not None else 'plain'} {activation} {sizes}"
+    for kind in dict.fromkeys(type(t) for t in p if t is not None):
+        if kind not in PLAIN:
+            text += f"; its weights are {kind.__module__.partition('.')[0]}'s {kind.__name__}"
+    return text

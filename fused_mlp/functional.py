@@ -6,20 +6,12 @@ import math
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.nn import Parameter
 
 from . import activations, ops, paths, plan, reference
 from .paths import Params
+from .roles import PLAIN, TRACED
 
 _KEEP = {"none": 2, "activation": 1, "all": 0}
-_PLAIN = (Tensor, Parameter)
-_TRACED = (
-    *_PLAIN,
-    FakeTensor,
-    FunctionalTensor,
-)  # what torch.compile and torch.export put in their place
 
 
 def fused_mlp(
@@ -73,7 +65,7 @@ def fused_mlp(
 
 def run(x: Tensor, p: Params, act: activations.Activation, recompute: str) -> Tensor:
     """`fused_mlp` for parameters already gathered."""
-    if type(p.up_weight) not in _TRACED and _quantized(p) and not torch.compiler.is_compiling():
+    if type(p.up_weight) not in TRACED and _quantized(p) and not torch.compiler.is_compiling():
         from .quantization import run as quantized
 
         return quantized.run(x, p, act)
@@ -111,7 +103,7 @@ def _quantized(p: Params) -> bool:
 
 def _traced(x: Tensor, p: Params, act: activations.Activation, keep: int) -> Tensor:
     training = wants_grad(x, p)
-    if any(t is not None and type(t) not in _TRACED for t in (x, *p)):
+    if any(t is not None and type(t) not in TRACED for t in (x, *p)):
         return reference.mlp(x, p[0], p[1], **_keywords(p), activation=act.name)
     flat = x if x.dim() == 2 else rows(x)
     y = ops.mlp_op(flat, *p, act.name, keep if training else 0, training)[0]
@@ -138,7 +130,7 @@ def unusual(x: Tensor, p: Params) -> str | None:
     """Why only `reference.mlp`, made of PyTorch's own operators, can serve this call; None if it is a plain one."""
     for t in (x, *p):
         if t is not None:
-            if type(t) not in _PLAIN:
+            if type(t) not in PLAIN:
                 return (
                     f"a {type(t).__name__} is not a plain tensor; PyTorch's own operators handle it"
                 )

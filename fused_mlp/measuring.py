@@ -38,7 +38,14 @@ class Case:
     def flop(self) -> int:
         """Arithmetic of one call; backward has twice the forward's."""
         matrices = 3 if self.gated else 2
-        return 2 * matrices * self.tokens * self.hidden * self.intermediate * (3 if self.training else 1)
+        return (
+            2
+            * matrices
+            * self.tokens
+            * self.hidden
+            * self.intermediate
+            * (3 if self.training else 1)
+        )
 
     @property
     def least_bytes(self) -> int:
@@ -76,7 +83,9 @@ def build(case: Case, device: torch.device) -> tuple[FusedMLP, Tensor, Tensor]:
     return module, x.requires_grad_(case.training), torch.randn_like(x)
 
 
-def step(module: nn.Module, x: Tensor, dy: Tensor, training: bool, path: str | None) -> Callable[[], None]:
+def step(
+    module: nn.Module, x: Tensor, dy: Tensor, training: bool, path: str | None
+) -> Callable[[], None]:
     """One call of a module, or one training step, on a forced path."""
 
     def once() -> None:
@@ -98,7 +107,9 @@ def step(module: nn.Module, x: Tensor, dy: Tensor, training: bool, path: str | N
     return forced
 
 
-def interleaved(calls: dict[str, Callable[[], None]], device: torch.device, seconds: float) -> dict[str, float]:
+def interleaved(
+    calls: dict[str, Callable[[], None]], device: torch.device, seconds: float
+) -> dict[str, float]:
     """Median microseconds of each call, taken in turn and back (A B B A) within about ``seconds``."""
     repeats = {}
     spent = 0.0
@@ -167,7 +178,11 @@ def reference_of(module: FusedMLP, x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def grid(
-    shapes: list[tuple[int, int]], tokens: list[int], dtypes: list[str], gated: list[bool], training: list[bool]
+    shapes: list[tuple[int, int]],
+    tokens: list[int],
+    dtypes: list[str],
+    gated: list[bool],
+    training: list[bool],
 ) -> Iterator[Case]:
     """All combinations, smallest first, so that a tuner stopped early has covered most."""
     cases = [

@@ -5,8 +5,8 @@
 A packed copy costs as many bytes as the weight. It is made at the second call that sees the same weight, so weights
 that live for one call are never copied, and it is dropped when the weight dies, moves or changes:
 
-- other storage, shape, strides or dtype (``.to()``, ``.data = ...``, ``load_state_dict(assign=True)``): the storage is
-  compared by identity, held weakly so that its address cannot be reused meanwhile;
+- other storage, shape or dtype (``.to()``, ``.data = ...``, ``load_state_dict(assign=True)``): the storage is compared by
+  identity and held weakly, so the copy goes when it goes;
 - writes that PyTorch counts (optimizers, ``copy_``, ``load_state_dict``): ``Tensor._version``;
 - writes that it does not count (``.data.mul_()``, NumPy views): the bits on the weight's diagonal, which cross every
   row and every column, are compared at each call. A write that misses the diagonal, such as a few single elements set
@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from .activations import Activation
 from .machine import onednn_native
@@ -43,8 +42,9 @@ def _diagonal(weight: Tensor) -> Tensor:
 
 @dataclass(eq=False)
 class _Entry:
-    owner: weakref.ref
-    storage: StorageWeakRef
+    """One weight, known by its storage: a weak reference to the tensor itself would forbid `torch.utils.swap_tensors`."""
+
+    storage: weakref.ref
     version: int
     layout: tuple
     diagonal: Tensor
@@ -54,25 +54,23 @@ class _Entry:
 
     def current(self, weight: Tensor) -> bool:
         return (
-            self.owner() is weight
+            self.storage() is weight.untyped_storage()
             and self.version == weight._version
-            and self.storage.cdata == weight.untyped_storage()._cdata
-            and self.layout
-            == (weight.shape, weight.stride(), weight.storage_offset(), weight.dtype)
+            and self.layout == (weight.shape, weight.dtype)
             and torch.equal(self.diagonal, _diagonal(weight))
         )
 
 
 @dataclass
 class Cache:
-    """Packed weights, by the identity of the weight they were packed from.
+    """Packed weights, by the storage of the weight they were packed from and the place in it.
 
     ``limit`` bounds the bytes of all packed copies; weights beyond it are used as they lie, which is correct and
     somewhat slower.
     """
 
     limit: int = 1 << 40
-    entries: dict[int, _Entry] = field(default_factory=dict)
+    entries: dict[tuple[int, int], _Entry] = field(default_factory=dict)
     bytes: int = 0
 
     def get(self, weight: Tensor, *, at_once: bool = False) -> Tensor | None:
@@ -82,25 +80,23 @@ class Cache:
         """
         if weight.is_inference() or not weight.is_contiguous():
             return None  # no version counter, or no flat diagonal: nothing to tell a change by
-        key = id(weight)
+        key = (weight.untyped_storage()._cdata, weight.storage_offset())
         entry = self.entries.get(key)
         if entry is not None and entry.current(weight):
             if entry.packed is None:
                 entry.sightings += 1
         else:
             self.drop(key)
-            entry = self._see(weight)
+            entry = self._see(key, weight)
         if entry.packed is None and (at_once or entry.sightings > 1):
             self._pack(entry, weight)
         return entry.packed
 
-    def _see(self, weight: Tensor) -> _Entry:
-        key = id(weight)
+    def _see(self, key: tuple[int, int], weight: Tensor) -> _Entry:
         entry = _Entry(
-            weakref.ref(weight, lambda _: self.drop(key)),
-            StorageWeakRef(weight.untyped_storage()),
+            weakref.ref(weight.untyped_storage(), lambda _: self.drop(key)),
             weight._version,
-            (weight.shape, weight.stride(), weight.storage_offset(), weight.dtype),
+            (weight.shape, weight.dtype),
             _diagonal(weight).clone(),
         )
         self.entries[key] = entry
@@ -116,7 +112,7 @@ class Cache:
         self.bytes += size
         entry.size = size
 
-    def drop(self, key: int) -> None:
+    def drop(self, key: tuple[int, int]) -> None:
         entry = self.entries.pop(key, None)
         if entry is not None and entry.packed is not None:
             self.bytes -= entry.size

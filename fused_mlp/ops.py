@@ -112,14 +112,16 @@ class MLP(torch.autograd.Function):
 
 def without_autocast(device_type: str) -> AbstractContextManager:
     """Casting is done once, before the operator; sums and products inside it choose their own precision."""
-    if torch.is_autocast_enabled(device_type):
+    if autocast_dtype(device_type) is not None:
         return torch.autocast(device_type, enabled=False)
     return nullcontext()
 
 
 def autocast_dtype(device_type: str) -> torch.dtype | None:
     """What autocast casts operands to, or None where it is off."""
-    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
+    if device_type == "meta" or not torch.is_autocast_enabled(device_type):
+        return None
+    return torch.get_autocast_dtype(device_type)
 
 
 # ---------------------------------------------------------------- operators that a traced graph holds

@@ -6,8 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from .paths import Params
+
+PLAIN = (Tensor, nn.Parameter)
+TRACED = (
+    *PLAIN,
+    FakeTensor,
+    FunctionalTensor,
+)  # what torch.compile and torch.export put in their place
 
 
 @dataclass(frozen=True)
@@ -97,11 +106,7 @@ def why_not_plain(name: str, module: nn.Module | None) -> str | None:
     if "forward" in module.__dict__:
         return f"{name} has a forward of its own"
     for key, parameter in module._parameters.items():
-        if (
-            parameter is not None
-            and type(parameter) is not nn.Parameter
-            and type(parameter) is not Tensor
-        ):
+        if parameter is not None and type(parameter) not in TRACED:
             return (
                 f"{name}.{key} is a {type(parameter).__name__}, which its own library must multiply"
             )

@@ -35,7 +35,8 @@ def tune(
     seconds: float = 1.0,
     again: bool = False,
     out: TextIO = sys.stderr,
-    measure: Callable[[Case, torch.device, float], tuple[dict[str, float], dict[str, dict]]] | None = None,
+    measure: Callable[[Case, torch.device, float], tuple[dict[str, float], dict[str, dict]]]
+    | None = None,
 ) -> Path:
     """Measure ``cases`` and lay them over the table in ``folder``; returns its file.
 
@@ -73,7 +74,9 @@ def tune(
     return file
 
 
-def measured(case: Case, device: torch.device, seconds: float) -> tuple[dict[str, float], dict[str, dict]]:
+def measured(
+    case: Case, device: torch.device, seconds: float
+) -> tuple[dict[str, float], dict[str, dict]]:
     """Microseconds of each path that can run, and the best tile of those that have one."""
     module, x, dy = measuring.build(case, device)
     calls = {
@@ -92,7 +95,9 @@ def measured(case: Case, device: torch.device, seconds: float) -> tuple[dict[str
     return measuring.interleaved(calls, device, seconds), tiles
 
 
-def best_tile(case: Case, device: torch.device, module, x: torch.Tensor, seconds: float) -> Tile | None:
+def best_tile(
+    case: Case, device: torch.device, module, x: torch.Tensor, seconds: float
+) -> Tile | None:
     """The fastest of the tiles that neither spill nor exceed shared memory; None where the default wins."""
     step = measuring.step(module, x.detach(), x.detach(), False, "epilogue")
 
@@ -120,7 +125,9 @@ def tiles_worth_timing(case: Case, device: torch.device) -> list[Tile]:
     math = math_of(dtype, precision, architecture)
     problem = PROBLEMS[0] if case.gated else PROBLEMS[1]
     return [
-        t for t in candidates(architecture, math, problem) if t.refusal(architecture, math, problem) is None
+        t
+        for t in candidates(architecture, math, problem)
+        if t.refusal(architecture, math, problem) is None
     ]
 
 

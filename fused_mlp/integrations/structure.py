@@ -54,7 +54,7 @@ def recognise(module: nn.Module) -> Roles | str:
     others = {n: c for n, c in children.items() if n not in linear}
     for name, child in others.items():
         if next(child.parameters(), None) is not None or next(child.buffers(), None) is not None:
-            return f"{name} holds parameters and is not a linear layer"
+            return why_not_plain(name, child) or f"{name} holds parameters"
     if len(linear) not in (2, 3):
         return f"it has {len(linear)} linear children, not 2 or 3"
     first = weight_and_bias(children[linear[0]])[0]

@@ -1,0 +1,109 @@
+"""Each mistake gets one clear exception."""
+
+import pytest
+import torch
+from fused_mlp import FusedMLP, PathError, explain, fused_mlp, use_path
+
+X, UP, DOWN = torch.ones(2, 4), torch.ones(8, 4), torch.ones(4, 8)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": torch.ones(2, 5)}, r"x is \(2, 5\) but up_weight is \(8, 4\)"),
+        ({"x": torch.ones(())}, r"x is \(\) but up_weight"),
+        (
+            {"down_weight": torch.ones(8, 4)},
+            r"down_weight is \(8, 4\) but up_weight is \(8, 4\); they must be",
+        ),
+        ({"up_weight": torch.ones(8, 4, 1)}, r"up_weight is \(8, 4, 1\)"),
+        (
+            {"gate_weight": torch.ones(7, 4)},
+            r"gate_weight is \(7, 4\) but up_weight is \(8, 4\); both must be",
+        ),
+        ({"up_bias": torch.ones(4)}, r"up_bias is \(4,\) but up_weight is \(8, 4\)"),
+        ({"down_bias": torch.ones(8)}, r"down_bias is \(8,\) but down_weight is \(4, 8\)"),
+        (
+            {"gate_weight": UP, "gate_bias": torch.ones(4)},
+            r"gate_bias is \(4,\) but gate_weight is \(8, 4\)",
+        ),
+        ({"gate_bias": torch.ones(8)}, r"gate_bias is \(8,\) but there is no gate_weight"),
+        ({"activation": "gleu"}, r"unknown activation 'gleu'; known are .*gelu.*silu"),
+        ({"recompute": "some"}, r"unknown recompute 'some'; known are 'none', 'activation', 'all'"),
+        ({"x": X.to("meta")}, r"up_weight is on cpu but x is on meta"),
+    ],
+)
+def test_mismatches_name_both_shapes(change, message):
+    args = {"x": X, "up_weight": UP, "down_weight": DOWN} | change
+    with pytest.raises(ValueError, match=message):
+        fused_mlp(**args)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": X.long()}, r"x is torch\.int64; an MLP needs a floating-point x"),
+        ({"x": X.to(torch.complex64)}, r"x is torch\.complex64"),
+        ({"x": X.half()}, r"up_weight is torch\.float32 but x is torch\.float16"),
+        ({"down_weight": DOWN.double()}, r"down_weight is torch\.float64 but x is torch\.float32"),
+        ({"up_bias": torch.ones(8).bfloat16()}, r"up_bias is torch\.bfloat16"),
+    ],
+)
+def test_dtypes_that_differ_are_named(change, message):
+    with pytest.raises(TypeError, match=message):
+        fused_mlp(**({"x": X, "up_weight": UP, "down_weight": DOWN} | change))
+
+
+def test_weights_on_meta():
+    with pytest.raises(RuntimeError, match=r"up_weight is on the meta device.*to_empty"):
+        FusedMLP(4, 8, device="meta")(X)
+
+
+def test_a_gradient_wanted_in_inference_mode():
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="inference mode records none"):
+        FusedMLP(4, 8)(X.clone().requires_grad_())
+    with torch.inference_mode():
+        x = torch.ones(2, 4)
+    with pytest.raises(RuntimeError, match="[Ii]nference tensors cannot be saved for backward"):
+        FusedMLP(4, 8)(x)
+
+
+def test_unknown_arguments_of_the_module_fail_when_it_is_made():
+    with pytest.raises(ValueError, match="unknown activation"):
+        FusedMLP(4, 8, activation="gleu")
+    with pytest.raises(ValueError, match="unknown recompute"):
+        FusedMLP(4, 8, recompute="some")
+
+
+def test_unknown_path():
+    with (
+        pytest.raises(ValueError, match="unknown path 'fast'; known are eager, packed"),
+        use_path("fast"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("path", ["packed", "epilogue", "decode", "onednn"])
+def test_a_dtype_that_a_path_lacks(path):
+    """By itself the plan falls back to eager; forced, the path refuses."""
+    args = [t.double() for t in (X, UP, DOWN)]
+    fused_mlp(*args)
+    assert explain(*args).startswith("path    eager")
+    with use_path(path), pytest.raises(PathError, match=f"{path} has no float64 kernels"):
+        fused_mlp(*args)
+    with use_path(path):
+        assert "has no float64 kernels" in explain(*args)
+
+
+def test_decode_refuses_what_it_does_not_serve():
+    with use_path("decode"):
+        with pytest.raises(PathError, match="at most 16 tokens, not 17"):
+            fused_mlp(torch.ones(17, 4), UP, DOWN)
+        with pytest.raises(PathError, match="keeps nothing for a backward pass"):
+            fused_mlp(X, UP.clone().requires_grad_(), DOWN)
+
+
+def test_a_forced_path_is_undone_after_an_exception():
+    with pytest.raises(TypeError), use_path("onednn"):
+        fused_mlp(X.long(), UP, DOWN)
+    assert "forced" not in explain(X, UP, DOWN)

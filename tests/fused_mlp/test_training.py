@@ -1,0 +1,148 @@
+"""What backward keeps, recomputes and refuses."""
+
+import pytest
+import torch
+from fused_mlp import FusedMLP, fused_mlp, reference, use_path
+from torch import nn
+
+from .problems import problem
+
+TOKENS, HIDDEN, WIDTH = 6, 8, 32
+
+
+def kept(function) -> tuple[int, list[torch.Tensor]]:
+    """How many elements of width ``WIDTH`` a forward saves, each storage once, and what was saved."""
+    saved: dict[int, torch.Tensor] = {}
+
+    def pack(t):
+        saved[t.untyped_storage().data_ptr()] = t
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        y = function()
+    del y
+    mids = [t for t in saved.values() if t.shape[0] == TOKENS and t.shape[-1] % WIDTH == 0]
+    return sum(t.untyped_storage().nbytes() for t in mids), list(saved.values())
+
+
+@pytest.mark.parametrize("path", ["eager", "onednn", "packed", "epilogue"])
+@pytest.mark.parametrize(
+    ("gated", "mids"), [(True, (3, 2, 0)), (False, (2, 1, 0))], ids=["gated", "plain"]
+)
+def test_bytes_kept_are_exactly_as_promised_and_fewer_than_eagers(path, gated, mids):
+    p = problem(TOKENS, HIDDEN, WIDTH, gated=gated, bias=False)
+    one = TOKENS * WIDTH * 4
+    for recompute, count in zip(("none", "activation", "all"), mids, strict=True):
+        with use_path(path):
+            nbytes, _ = kept(lambda recompute=recompute: p.fused(recompute=recompute))
+        assert nbytes == count * one, recompute
+    eager, _ = kept(p.reference)
+    assert eager == (4 if gated else 2) * one
+    assert mids[1] * one < eager
+
+
+@pytest.mark.parametrize("path", ["eager", "onednn", "packed", "epilogue"])
+@pytest.mark.parametrize("activation", ["silu", "identity", "relu"])
+@pytest.mark.parametrize("recompute", ["none", "activation", "all"])
+def test_a_second_backward_gives_the_same_gradients(path, activation, recompute):
+    for gated in (True, False):
+        p = problem(TOKENS, HIDDEN, WIDTH, gated=gated, activation=activation)
+        with use_path(path):
+            y = p.fused(recompute=recompute)
+            first = torch.autograd.grad(y.sum(), p.tensors, retain_graph=True)
+            second = torch.autograd.grad(y.sum(), p.tensors)
+        assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_backward_writes_to_nothing_that_was_saved_or_given():
+    p = problem(TOKENS, HIDDEN, WIDTH)
+    dy = torch.randn(TOKENS, HIDDEN)
+    given = dy.clone()
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: saved.append((t, t.clone())) or t, lambda t: t
+    ):
+        y = p.fused(recompute="none")
+    torch.autograd.grad(y, p.tensors, dy)
+    assert torch.equal(dy, given)
+    assert all(torch.equal(t, copy) for t, copy in saved)
+
+
+def test_differentiating_twice_says_what_to_use_instead():
+    p = problem(3, 4, 5)
+    (grad,) = torch.autograd.grad(p.fused().sum(), p.x, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"differentiating twice.*reference\.mlp"):
+        grad.sum().backward()
+    (grad,) = torch.autograd.grad(p.reference().sum(), p.x, create_graph=True)
+    grad.sum().backward()
+
+
+@pytest.mark.parametrize("frozen", ["up_weight", "down_weight", "gate_weight", "x", "up_bias"])
+def test_what_is_frozen_gets_no_gradient_and_changes_no_other(frozen):
+    p = problem(TOKENS, HIDDEN, WIDTH)
+    p.fused().sum().backward()
+    want = {n: t.grad for n, t in {"x": p.x, **p.weights}.items()}
+    q = problem(TOKENS, HIDDEN, WIDTH)
+    tensors = {"x": q.x, **q.weights}
+    tensors[frozen].requires_grad_(False)
+    q.fused().sum().backward()
+    assert tensors[frozen].grad is None
+    for name, t in tensors.items():
+        if name != frozen:
+            assert torch.equal(t.grad, want[name]), name
+
+
+def test_everything_frozen_but_one_bias():
+    p = problem(TOKENS, HIDDEN, WIDTH)
+    for t in p.tensors:
+        t.requires_grad_(False)
+    bias = p.weights["down_bias"].requires_grad_()
+    p.fused().sum().backward()
+    assert torch.equal(bias.grad, torch.full((HIDDEN,), float(TOKENS)))
+
+
+def test_tied_weights_add_their_gradients():
+    w = torch.randn(WIDTH, HIDDEN).requires_grad_()
+    x = torch.randn(TOKENS, HIDDEN)
+    fused_mlp(x, w, w.t(), gate_weight=w, activation="silu").sum().backward()
+    got, w.grad = w.grad, None
+    reference.mlp(x, w, w.t(), gate_weight=w, activation="silu").sum().backward()
+    torch.testing.assert_close(got, w.grad)
+
+
+def test_gradcheck_in_float64():
+    for gated in (True, False):
+        p = problem(3, 4, 5, gated=gated, dtype=torch.float64, activation="gelu")
+        names = [n for n, t in p.weights.items() if t is not None]
+
+        def call(x, *values, names=names):
+            w = dict(zip(names, values, strict=True))
+            return fused_mlp(x, **w, activation="gelu")
+
+        assert torch.autograd.gradcheck(call, tuple(p.tensors))
+
+
+def test_activation_checkpointing_and_a_step_of_an_optimizer():
+    module = FusedMLP(HIDDEN, WIDTH)
+    twin = FusedMLP(HIDDEN, WIDTH)
+    twin.load_state_dict(module.state_dict())
+    x = torch.randn(TOKENS, HIDDEN)
+    torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False).sum().backward()
+    twin(x).sum().backward()
+    for a, b in zip(module.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(a.grad, b.grad)
+    before = module(x)
+    torch.optim.AdamW(module.parameters(), lr=0.1).step()
+    assert not torch.equal(module(x), before)
+
+
+def test_packed_weights_are_read_as_one():
+    """Gate and up that lie side by side are one GEMM's operand without a copy."""
+    from fused_mlp.paths import packed_weight
+
+    both = nn.Parameter(torch.randn(2 * WIDTH, HIDDEN))
+    gate, up = both.chunk(2)
+    assert packed_weight(gate, up).data_ptr() == both.data_ptr()
+    assert torch.equal(packed_weight(gate, up), both)
+    assert packed_weight(up, gate) is None
+    assert packed_weight(gate, up.clone()) is None
