@@ -153,10 +153,21 @@ if triton is not None:
     TWO_SQRT_2_PI = tl.constexpr(_TWO_SQRT_2_PI)
     CUBIC = tl.constexpr(_CUBIC)
     QUICK = tl.constexpr(_QUICK)
+    FLOAT_MAX = tl.constexpr(torch.finfo(torch.float32).max)
 
     @triton.jit
     def _sigmoid(x):
         return 1 / (1 + tl.exp(-x))
+
+    @triton.jit
+    def _sigmoids(x):
+        """sigmoid(x) and sigmoid(-x), the latter without the cancellation of 1 - sigmoid(x).
+
+        Where exp overflows the second is 0 rather than 1, but then the first, which multiplies it, is 0.
+        """
+        e = tl.exp(-x)
+        s = 1 / (1 + e)
+        return s, tl.minimum(e, FLOAT_MAX) * s
 
     @triton.jit
     def forward(x, ACTIVATION: tl.constexpr):
@@ -189,14 +200,14 @@ if triton is not None:
             y = x * cdf
             dx = grad * (cdf + x * (tl.exp(-0.5 * x * x) * RSQRT_TAU))
         elif ACTIVATION == "gelu_tanh":
-            s = _sigmoid((x + x * x * x * CUBIC) * TWO_SQRT_2_PI)
+            s, t = _sigmoids((x + x * x * x * CUBIC) * TWO_SQRT_2_PI)
             y = x * s
             slope = (1 + x * x * 3 * CUBIC) * TWO_SQRT_2_PI
-            dx = grad * (s + y * (1 - s) * slope)
+            dx = grad * (s + y * t * slope)
         elif ACTIVATION == "silu":
-            s = _sigmoid(x)
+            s, t = _sigmoids(x)
             y = x * s
-            dx = grad * (s * (1 + x * (1 - s)))
+            dx = grad * (s * (1 + x * t))
         elif ACTIVATION == "relu":
             y = tl.where(x < 0, 0.0, x)
             dx = tl.where(x <= 0, 0.0, grad)  # a choice, not a product: inf * 0 stays 0 as in eager
@@ -205,12 +216,12 @@ if triton is not None:
             y = r * r
             dx = tl.where(x <= 0, 0.0, grad * (2 * r))
         elif ACTIVATION == "quick_gelu":
-            s = _sigmoid(x * QUICK)
+            s, t = _sigmoids(x * QUICK)
             y = x * s
-            dx = grad * (s + y * (1 - s) * QUICK)
+            dx = grad * (s + y * t * QUICK)
         elif ACTIVATION == "sigmoid":
-            y = _sigmoid(x)
-            dx = grad * (y * (1 - y))
+            y, t = _sigmoids(x)
+            dx = grad * (y * t)
         else:
             tl.static_assert(ACTIVATION == "identity", "unknown activation")
             y = x

@@ -168,7 +168,7 @@ def cast(x, dtype: tl.constexpr):
     if INTERPRETED:
         if dtype == tl.bfloat16:
             bits = x.to(tl.uint32, bitcast=True)
-            up = bits + 0x7FFF + ((bits >> 16) & 1)
+            up = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
             x = tl.where(x == x, up.to(tl.float32, bitcast=True), x)
     return x.to(dtype)
 

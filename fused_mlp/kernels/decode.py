@@ -115,7 +115,7 @@ def split_gemm(
     arch = architecture(x.device)
     x, weight = tame(x), tame(weight)
     precision = input_precision(x.dtype, arch)
-    tile = tile or decode_tile(arch, x.dtype, "plain", precision, aligned(x, weight))
+    tile = tile or decode_tile(arch, x.dtype, precision, aligned(x, weight))
     out = x.new_empty(tokens, columns)
     if out.numel() == 0:
         return out
@@ -162,7 +162,6 @@ def decode_mlp(
     tile = decode_tile(
         arch,
         x.dtype,
-        "plain" if gate_weight is None else "glu",
         input_precision(x.dtype, arch),
         aligned(*operands),
     )

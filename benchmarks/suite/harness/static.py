@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 ARCHITECTURES = ("sm80", "sm90", "sm100", "gfx942")
-_READER = 1  # raise when the same machine code would be read differently: it keys the cache
+_READER = 2  # raise when the same machine code would be read differently: it keys the cache
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,7 @@ class Failure:
 # The first pattern that matches the opcode decides. NVIDIA: CUDA binary utilities, "Instruction set reference".
 _CLASSES = (
     ("tensor", r"H?[GHIQBDOU]*(HMMA|GMMA|IMMA|DMMA|QMMA|OMMA|UTC\w*MMA)|v_s?mfma"),
+    ("control", r"LDGDEPBAR"),
     ("local", r"LDL|STL|scratch_"),
     ("shared", r"LDS|STS|LDSM|STSM|ATOMS|MOVM|ds_"),
     ("tensor_memory", r"LDTM|STTM|UTCCP|UTCBAR|UTCATOM"),
@@ -90,7 +91,7 @@ _CLASSES = (
     ),
 )
 _CLASSES_RE = [(name, re.compile(pattern)) for name, pattern in _CLASSES]
-CLASSES = (*(name for name, _ in _CLASSES), "integer")
+CLASSES = tuple(dict.fromkeys((*(name for name, _ in _CLASSES), "integer")))
 
 
 def classify(opcode: str) -> str:
