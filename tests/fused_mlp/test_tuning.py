@@ -1,0 +1,201 @@
+"""The tuner, the comparison and the GPU check: their logic, with stand-ins for time and device."""
+
+import io
+import json
+import sys
+
+import pytest
+import torch
+from fused_mlp import comparing, gpu_check, machine, measuring, plan, tables, tuning
+from fused_mlp.__main__ import main
+from fused_mlp.measuring import Case
+from fused_mlp.tiles import PROBLEMS, math_of
+
+CPU = torch.device("cpu")
+CASES = [Case(32, 64, t) for t in (4, 16)]
+
+
+@pytest.fixture(autouse=True)
+def own_tables(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "FOLDER", tmp_path)
+    plan.forget()
+    yield tmp_path
+    monkeypatch.undo()
+    plan.forget()
+
+
+def stand_in(case, device, seconds):
+    return {"eager": 100.0, "onednn": 50.0}, {}
+
+
+def test_tune_writes_a_table_that_the_plan_then_reads(own_tables):
+    out = io.StringIO()
+    file = tuning.tune(CASES, CPU, own_tables, out=out, measure=stand_in)
+    assert (
+        "[2/2] gated 32/64 float32 inference 16 tokens: onednn 50.0 µs, 2.00x faster than eager"
+        in out.getvalue()
+    )
+    assert json.loads(file.read_text())["architecture"] == machine.architecture(CPU)
+    assert plan.decide(measuring.query(CASES[0], CPU)).path == "onednn"
+
+
+def test_tune_stopped_goes_on_where_it_was(own_tables):
+    done = []
+
+    def stopped(case, device, seconds):
+        if done:
+            raise KeyboardInterrupt
+        done.append(case)
+        return stand_in(case, device, seconds)
+
+    with pytest.raises(KeyboardInterrupt):
+        tuning.tune(CASES, CPU, own_tables, out=io.StringIO(), measure=stopped)
+    seen = []
+
+    def rest(case, device, seconds):
+        seen.append(case)
+        return stand_in(case, device, seconds)
+
+    out = io.StringIO()
+    tuning.tune(CASES, CPU, own_tables, out=out, measure=rest)
+    assert seen == CASES[1:]
+    assert "measured before" in out.getvalue()
+    tuning.tune(CASES, CPU, own_tables, again=True, out=io.StringIO(), measure=rest)
+    assert seen == [*CASES[1:], *CASES]
+
+
+def test_tune_refuses_to_overwrite_a_damaged_table(own_tables):
+    (own_tables / f"{machine.architecture(CPU)}.json").write_text("{")
+    with pytest.raises(SystemExit, match="is damaged"):
+        tuning.tune(CASES, CPU, own_tables, out=io.StringIO(), measure=stand_in)
+
+
+def test_tune_times_no_tile_that_spills_or_exceeds_shared_memory(monkeypatch):
+    for arch in ("sm80", "sm90", "sm100", "gfx942"):
+        monkeypatch.setattr(machine, "architecture", lambda device, arch=arch: arch)
+        for gated in (True, False):
+            case = Case(4096, 14336, 512, "bfloat16", gated=gated)
+            tiles = tuning.tiles_worth_timing(case, CPU)
+            assert tiles
+            math = math_of(torch.bfloat16, "ieee", arch)
+            assert all(t.refusal(arch, math, PROBLEMS[0 if gated else 1]) is None for t in tiles)
+
+
+def test_tune_and_compare_for_real_on_this_cpu(own_tables, capsys):
+    arguments = [
+        "--shapes",
+        "32/64",
+        "--tokens",
+        "4",
+        "--seconds",
+        "0.01",
+        "--dtypes",
+        "fp32",
+        "--device",
+        "cpu",
+    ]
+    assert main(["tune", *arguments, "--folder", str(own_tables)]) == 0
+    (file,) = own_tables.glob("*.json")
+    entries = json.loads(file.read_text())["entries"]
+    assert len(entries) == 4
+    assert all(e["microseconds"]["eager"] > 0 for e in entries)
+    assert main(["compare", *arguments]) == 0
+    text = capsys.readouterr().out
+    assert "host overhead" in text
+    assert "0.0 MiB" in text
+    assert main(["compare", *arguments, "--json"]) == 0
+    assert {r["path"] for r in json.loads(capsys.readouterr().out)} <= set(plan.PATHS)
+    assert main(["explain", *arguments]) == 0
+    assert "path    " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments", [["tune", "--shapes", "768"], ["tune", "--dtypes", "fp99"], ["melt"], []], ids=str
+)
+def test_bad_usage_is_2(arguments):
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments)
+    assert exit_.value.code == 2
+
+
+def test_bad_activation_is_one_line_and_2(capsys):
+    assert main(["explain", "--activation", "gleu", "--device", "cpu"]) == 2
+    assert capsys.readouterr().err.startswith("fused_mlp: unknown activation 'gleu'")
+
+
+def test_compare_counts_bytes_and_says_faster_or_slower():
+    row = comparing.Row(
+        Case(768, 3072, 16, training=True), "onednn", 200.0, 100.0, 4 * 2**20, 2 * 2**20
+    )
+    text = comparing.table([row])
+    assert "2.00x faster" in text
+    assert "2.0 MiB, eager 4.0 MiB" in text
+    slow = comparing.table([comparing.Row(Case(768, 3072, 16), "eager", 100.0, 125.0)])
+    assert "1.25x slower" in slow
+
+
+def test_gpu_check_says_that_there_is_no_gpu(own_tables, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["gpu-check"]) == 4
+    assert "nothing was checked" in capsys.readouterr().err
+
+
+def test_gpu_check_goes_through_on_a_stand_in(own_tables, capsys, monkeypatch):
+    """A CPU in the GPU's place: every step runs, a case that fails costs itself alone."""
+    core = [Case(32, 64, 4), Case(32, 64, 4, training=True), Case(32, 64, 4, "float64")]
+    monkeypatch.setattr(gpu_check, "CORE", core)
+    monkeypatch.setattr(gpu_check, "run_tests", lambda seconds: "passed")
+    monkeypatch.setattr(torch, "compile", lambda module: module)
+    small = gpu_check.measure_peaks
+    monkeypatch.setattr(
+        gpu_check, "measure_peaks", lambda device, dtypes: small(device, dtypes, size=64)
+    )
+    real = gpu_check.measure
+
+    def measure(case, *args, **kwargs):
+        if case.dtype == "float64":
+            raise RuntimeError("out of memory")
+        return real(case, *args, **kwargs | {"seconds": 0.01})
+
+    monkeypatch.setattr(gpu_check, "measure", measure)
+    assert gpu_check.main(own_tables, device=CPU) == gpu_check.FAILED
+    text = capsys.readouterr().out
+    assert text.count("32/64 gated") == 2
+    assert "against liger" in text
+    assert "not measured  gated 32/64 float64 inference 4 tokens: out of memory" in text
+
+
+def test_gpu_check_verdicts():
+    line = gpu_check.Line(
+        Case(32, 64, 4), "packed", 10.0, 0.5, 1.0, {"eager": 20.0, "compile": None, "liger": 9.0}
+    )
+    assert gpu_check.verdict("passed", [line], []) == 0
+    assert gpu_check.verdict("passed", [line], ["x: left out, the time was up"]) == 0
+    assert gpu_check.verdict("failed (1)", [line], []) == 1
+    assert gpu_check.verdict("passed", [line], ["x: out of memory"]) == 1
+    wrong = gpu_check.Line(line.case, "packed", 10.0, 0.5, float("nan"), line.others)
+    assert gpu_check.verdict("passed", [line, wrong], []) == 1
+    assert gpu_check.verdict("passed", [], []) == 4
+    row = gpu_check.table([line]).splitlines()[1]
+    assert "50%" in row
+    assert "2.00x faster" in row
+    assert "1.11x slower" in row
+
+
+def test_gpu_check_reads_the_tests_result():
+    def exits(code):
+        return [sys.executable, "-c", f"raise SystemExit({code})"]
+
+    assert gpu_check.run_tests(60, exits(0)) == "passed"
+    assert gpu_check.run_tests(60, exits(1)) == "failed (1)"
+    assert gpu_check.run_tests(60, exits(5)) == "none were collected"
+    assert "not done after" in gpu_check.run_tests(
+        0.5, [sys.executable, "-c", "import time; time.sleep(30)"]
+    )
+
+
+def test_roofline_takes_the_larger_bound():
+    peaks = gpu_check.Peaks({"bfloat16": 1e15}, 4e12)
+    decode, batch = Case(4096, 14336, 1, "bfloat16"), Case(4096, 14336, 8192, "bfloat16")
+    assert peaks.roofline_us(decode) == pytest.approx(1e6 * decode.least_bytes / 4e12)
+    assert peaks.roofline_us(batch) == pytest.approx(1e6 * batch.flop / 1e15)
