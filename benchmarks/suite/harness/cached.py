@@ -72,7 +72,8 @@ def _write_notes(combination: Combination, entry: Entry) -> None:
     if names is not None:
         launched = {"benchmark": f"launches.{combination.mode}", "params": where["params"]}
         note("launches", names=names, of=notes.pop("launches_are"), **launched)
-    note("measured", pids=entry.processes, seconds=round(entry.seconds, 2), **notes, **where)
+    cost = {"seconds": round(entry.seconds, 2), "cpu_seconds": round(entry.cpu_seconds, 2)}
+    note("measured", pids=entry.processes, **cost, **notes, **where)
     for process, reason in entry.disturbed.items():
         note("invalid", process=process, reason=reason, **where)
 

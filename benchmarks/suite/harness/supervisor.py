@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -45,6 +46,7 @@ class Entry:
     notes: dict[str, Any] = field(default_factory=dict)
     processes: list[int] = field(default_factory=list)
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
 
 
 Table = dict[Combination, Entry]
@@ -90,6 +92,7 @@ class Supervisor:
         """`extra` goes into each job: "slow" (fractions to slow calls by), "graph" (CUDA graph)."""
         self.wanted, self.kind, self.size = dict(wanted), kind, size
         self.extra = dict(extra or {})
+        self._temporary = folder is None
         self.folder = Path(folder or tempfile.mkdtemp(prefix="fused-mlp-suite-"))
         self.table: Table = {combination: Entry() for combination in self.wanted}
         self.stop = Stop()
@@ -113,6 +116,8 @@ class Supervisor:
             self.progress.say("stopped: what was measured so far is kept")
         self._summary()
         self.progress.close()
+        if self._temporary:
+            shutil.rmtree(self.folder, ignore_errors=True)
         return self.table
 
     def _summary(self) -> None:
@@ -255,6 +260,7 @@ class Supervisor:
     def _keep(self, combination: Combination, line: dict, number: int, pid: int) -> None:
         entry = self.table[combination]
         entry.seconds += line["seconds"]
+        entry.cpu_seconds += line.get("cpu_seconds", 0.0)
         if line["event"] == "absent":
             entry.absent = line["reason"]
         elif line["event"] == "failure":

@@ -162,7 +162,7 @@ class Worker:
 
     def line(self, combination: Combination, wanted: set[str]) -> dict[str, Any]:
         """`measure`, with whatever went wrong in its place."""
-        started = time.monotonic()
+        started, worked = time.monotonic(), time.process_time()
         try:
             line = {"event": "result", **self.measure(combination, wanted)}
         except NotApplicable as reason:
@@ -175,6 +175,7 @@ class Worker:
         if disturbed:
             line["disturbed"] = disturbed
         line["seconds"] = round(time.monotonic() - started, 3)
+        line["cpu_seconds"] = round(time.process_time() - worked, 3)
         return line
 
     def poisoned(self) -> bool:
