@@ -83,7 +83,10 @@ def markdown(report: Report, largest: int = LARGEST) -> str:
     tail += [f"- {md(n)}" for n in report.notes[:20]]
     verdicts = shown(report)
     blocks = [_row(v) for v in verdicts]
-    room = largest - _size(head) - _size(tail) - 2_000
+    told = []
+    for v in [v for v in verdicts[:3] if v.explanation]:
+        told += [f"**{md(v.series.name)}**", "", *(f"- {_line(e)}" for e in v.explanation), ""]
+    room = largest - _size(head) - _size(tail) - _size(told) - 2_000
     kept: list[str] = []
     for block in blocks:
         room -= len(block.encode()) + 1
@@ -93,10 +96,7 @@ def markdown(report: Report, largest: int = LARGEST) -> str:
     lines = list(head)
     if kept:
         lines += [*_HEADER, *kept[:_OPEN_ROWS], ""]
-    for v in verdicts[: min(3, len(kept))]:
-        if v.explanation:
-            lines += [f"**{md(v.series.name)}**", ""]
-            lines += [f"- {_line(line)}" for line in v.explanation] + [""]
+    lines += told
     if len(kept) > _OPEN_ROWS:
         lines += [f"<details><summary>{len(kept) - _OPEN_ROWS} more</summary>", ""]
         lines += [*_HEADER, *kept[_OPEN_ROWS:], "", "</details>", ""]

@@ -18,7 +18,7 @@ from .metric import Kind, kind_of
 from .noise import measure
 from .results import Run
 from .rule import DEFAULT, Rule
-from .steps import pieces
+from .steps import Piece, pieces
 from .verdict import Outcome, Report, Series, Verdict, percent
 
 # Shorter than what `replay` calls a step: a person looks at what is found here, and a step should
@@ -46,7 +46,7 @@ def moves(logs: np.ndarray, rule: Rule = DEFAULT) -> list[Move]:
     Steps of one direction that follow each other within two pieces' least length are one drift.
     """
     found = pieces(logs, _PIECE)
-    sigma = _noise(logs, rule)
+    sigma = _noise(logs, rule, found)
     steps = [Move(a.stop - 1, b.start, b.level - a.level) for a, b in itertools.pairwise(found)]
     joined: list[Move] = []
     for step in steps:
@@ -72,8 +72,12 @@ def _spread_out(move: Move, logs: np.ndarray) -> Move:
     return Move(start, move.after, move.size, drift=True)
 
 
-def _noise(logs: np.ndarray, rule: Rule) -> float:
-    sigma = float(measure(logs[None, :], rule).sigma[0])
+def _noise(logs: np.ndarray, rule: Rule, level: Sequence[Piece] | None = None) -> float:
+    """Sigma of one run about its level: real steps are no noise."""
+    still = np.array(logs, dtype=float)
+    for piece in pieces(logs, _PIECE) if level is None else level:
+        still[piece.start : piece.stop] -= piece.level
+    sigma = float(measure(still[None, :], rule).sigma[0])
     return sigma if math.isfinite(sigma) else rule.least_noise
 
 

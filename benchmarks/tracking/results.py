@@ -151,17 +151,15 @@ def parse(data: Any, path: str = "", folder: str = "") -> Run:
     commit = data["commit_hash"].lower()
     if not re.fullmatch(r"[0-9a-f]{7,64}", commit):
         raise BadResult("commit_hash is not a commit hash")
-    raw_params = data.get("params")
-    params = {
-        str(k)[:100]: str(v)[:300]
-        for k, v in (raw_params.items() if isinstance(raw_params, dict) else ())
-        if isinstance(v, str | int | float)
-    }
+    # What the environment pins (torch, triton) lies apart from what the machine is.
+    params = _words(data.get("requirements")) | _words(data.get("params"))
+    if isinstance(data.get("python"), str):
+        params["python"] = data["python"][:300]
     machine = params.get("machine", folder)
     if folder and machine != folder:
         raise BadResult(f"it says machine {machine[:60]!r} but lies in the folder of {folder!r}")
-    date = data.get("date")
-    columns = [str(c) for c in data["result_columns"]]
+    date = _number(data.get("date"))
+    columns = [_text(c) for c in data["result_columns"]]
     rows = {}
     for name, cells in data["results"].items():
         row = _row(dict(zip(columns, cells, strict=False)) if isinstance(cells, list) else {})
@@ -170,10 +168,10 @@ def parse(data: Any, path: str = "", folder: str = "") -> Run:
     return Run(
         path=path,
         machine=machine,
-        env=str(data.get("env_name", ""))[:300],
+        env=_name(data.get("env_name")),
         commit=commit,
-        date=int(date) if isinstance(date, int | float) and math.isfinite(date) else 0,
-        params=params | ({"python": str(data["python"])} if "python" in data else {}),
+        date=int(date) if math.isfinite(date) else 0,
+        params=params,
         rows=rows,
     )
 
@@ -233,6 +231,26 @@ def _shown(path: Path, folder: Path) -> str:
     return str(path.relative_to(folder.parent)) if folder.parent != path else str(path)
 
 
+def _text(value: Any) -> str:
+    try:
+        return str(value)[:300]
+    except (ValueError, RecursionError):  # an integer of thousands of digits
+        return type(value).__name__
+
+
+def _name(value: Any) -> str:
+    return value[:300] if isinstance(value, str) else ""
+
+
+def _words(fields: Any) -> dict[str, str]:
+    """The plain fields of an object as text; an integer too long to print is left out."""
+    found = {}
+    for name, value in fields.items() if isinstance(fields, dict) else ():
+        if isinstance(value, str | float) or (isinstance(value, int) and abs(value) < 2**63):
+            found[str(name)[:100]] = str(value)[:300]
+    return found
+
+
 def _number(value: Any) -> float:
     """The value as a float; nan for anything that is not a plain number (bool included)."""
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -249,7 +267,7 @@ def _combinations(params: Any) -> tuple[tuple[str, ...], ...]:
     if math.prod(len(p) for p in params) > LARGEST_PRODUCT:
         return ()
     # asv stores the repr() of each value: strings arrive with their quotes.
-    return _product(tuple(tuple(str(v)[:300] for v in p) for p in params))
+    return _product(tuple(tuple(_text(v) for v in p) for p in params))
 
 
 @lru_cache(maxsize=1024)
