@@ -14,15 +14,16 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-# Operators that make a view or room and touch no element.
+# Operators that make a view or room and touch no element; and equal, by which the onednn path looks
+# at a weight's diagonal, a few KB, to see that its packed copy is current.
 _IDLE = (
     "alias", "as_strided", "chunk", "contiguous", "detach", "detach_", "empty", "empty_like",
-    "empty_strided", "expand", "expand_as", "flatten", "is_nonzero", "item", "lift_fresh",
-    "linear", "matmul", "narrow", "new_empty", "new_empty_strided", "numpy_T", "permute",
-    "reshape", "resize_", "resolve_conj", "resolve_neg", "result_type", "select", "set_",
-    "size", "slice", "split", "split_with_sizes", "squeeze", "stride", "t", "to", "transpose",
-    "unbind", "unflatten", "unsqueeze", "view", "view_as", "_local_scalar_dense",
-    "_reshape_alias", "_to_copy", "_unsafe_view",
+    "empty_strided", "equal", "expand", "expand_as", "flatten", "is_nonzero", "is_same_size",
+    "item", "lift_fresh", "linear", "matmul", "narrow", "new_empty", "new_empty_strided",
+    "numpy_T", "permute", "reshape", "resize_", "resolve_conj", "resolve_neg", "result_type",
+    "select", "set_", "size", "slice", "split", "split_with_sizes", "squeeze", "stride", "t",
+    "to", "transpose", "unbind", "unflatten", "unsqueeze", "view", "view_as",
+    "_local_scalar_dense", "_reshape_alias", "_to_copy", "_unsafe_view",
 )  # fmt: skip
 IDLE = frozenset(f"aten::{name}" for name in _IDLE)
 # What these do inside, such as addmm's copy of the bias into its output, is their own affair.
