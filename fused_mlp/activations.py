@@ -1,12 +1,12 @@
 """Each activation once: its names, its eager form, its gradient, and both of them in Triton.
 
-Everything that needs to know an activation asks here. The Triton functions take fp32 and return fp32; the
-activation is a compile-time string, so a kernel holds the code of exactly one of them. Where Triton is
-missing (it has no wheel for the platform) the eager parts work all the same.
+Everything that needs to know an activation asks here. The Triton functions take fp32 and return
+fp32; the activation is a compile-time string, so a kernel holds the code of exactly one of them.
+Where Triton is missing (it has no wheel for the platform) the eager parts work all the same.
 
-Written so that no step overflows for inputs whose result is finite: with ``s = 1 / (1 + exp(-z))``, a large
-``exp`` becomes an exact 0 or 1 instead of a NaN. ``gelu_tanh`` uses ``(1 + tanh(u)) / 2 = sigmoid(2u)``, which
-also avoids the cancellation in ``1 + tanh(u)`` for negative inputs.
+Written so that no step overflows for inputs whose result is finite: with ``s = 1 / (1 + exp(-z))``,
+    a large ``exp`` becomes an exact 0 or 1 instead of a NaN. ``gelu_tanh`` uses ``(1 + tanh(u)) / 2
+    = sigmoid(2u)``, which also avoids the cancellation in ``1 + tanh(u)`` for negative inputs.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ class Activation:
     """One activation function.
 
     Attributes:
-        name: the name the package uses; also the compile-time constant that selects the Triton code.
+        name: the name the package uses; also the compile-time constant that selects the Triton
+            code.
         aliases: other names for exactly the same function.
         eager: tensor → tensor, in plain PyTorch. The specification.
         backward: ``(grad, x)`` → ``grad * eager'(x)``, as PyTorch's own autograd computes it.
-        onednn: ``(attr, algorithm)`` of oneDNN's fused linear, or None where it has no such post-op.
+        onednn: ``(attr, algorithm)`` of oneDNN's fused linear, or None where it has no such post-
+            op.
     """
 
     name: str
@@ -163,7 +165,8 @@ if triton is not None:
     def _sigmoids(x):
         """sigmoid(x) and sigmoid(-x), the latter without the cancellation of 1 - sigmoid(x).
 
-        Where exp overflows the second is 0 rather than 1, but then the first, which multiplies it, is 0.
+        Where exp overflows the second is 0 rather than 1, but then the first, which multiplies it,
+        is 0.
         """
         e = tl.exp(-x)
         s = 1 / (1 + e)

@@ -1,8 +1,8 @@
-"""How a GEMM is cut into blocks, what an architecture allows, and what is used where nothing was measured.
+"""How a GEMM is cut into blocks, what an architecture allows, and what is used unmeasured.
 
-The shared-memory and register rules are stated here once; defaults, tuner and tests all ask `Tile.refusal`. They are
-held to what the compiler really does: the tests compile the tiles below for every architecture and want no spill and no
-more shared memory than the rule predicts.
+The shared-memory and register rules are stated here once; defaults, tuner and tests all ask
+`Tile.refusal`. They are held to what the compiler really does: the tests compile the tiles below
+for every architecture and want no spill and no more shared memory than the rule predicts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 Problem = Literal["glu", "plain", "glu_backward", "plain_backward"]
 PROBLEMS: tuple[Problem, ...] = get_args(Problem)
 Math = Literal["half", "tf32", "fp32"]
-"""How products are formed: bf16 and fp16 on tensor cores, fp32 as tf32 on tensor cores, fp32 by multiply-add."""
+"""How products are formed: 16-bit and tf32 on tensor cores, fp32 by multiply-add."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,10 @@ class Architecture:
     """What bounds a tile on one GPU architecture.
 
     Attributes:
-        shared_memory: bytes a block may have (CUDA C++ Programming Guide, table of compute capabilities; CDNA3 ISA).
-        processors: streaming multiprocessors or compute units of its best-known part; enough blocks keep all busy.
+        shared_memory: bytes a block may have (CUDA C++ Programming Guide, table of compute
+        capabilities; CDNA3 ISA).
+        processors: streaming multiprocessors or compute units of its best-known part; enough blocks
+        keep all busy.
         family: which tensor-core instructions it has.
     """
 
@@ -66,7 +68,8 @@ def math_of(dtype: torch.dtype, precision: str, arch: str) -> Math:
     """``precision`` is what the kernels pass as ``input_precision``."""
     if dtype != torch.float32:
         return "half"
-    # CDNA multiplies fp32 exactly on its matrix cores: the cost of shared memory is tf32's, the result is not.
+    # CDNA multiplies fp32 exactly on its matrix cores: the cost of shared memory is tf32's, the
+    # result is not.
     return "tf32" if precision == "tf32" or describe(arch).family == "mfma" else "fp32"
 
 
@@ -88,7 +91,7 @@ class Tile:
     group: int = 8
 
     def shared_memory(self, arch: str, math: Math, problem: Problem) -> int:
-        """Bytes of shared memory, at most: the operands in flight or, after them, one strip of sums changing layout."""
+        """Bytes at most: operands in flight, or after them a strip of sums changing layout."""
         family = describe(arch).family
         # mma.sync, mfma and multiply-add read operands into registers, which frees one buffer.
         from_shared = family in ("wgmma", "tcgen05") and math != "fp32"
@@ -102,16 +105,17 @@ class Tile:
         return _weights(problem) * self.m * self.n // (describe(arch).lanes * self.warps)
 
     def strips(self, arch: str, itemsize: int) -> int:
-        """In how many strips of columns the epilogue runs: at most 16 elements a thread in each (8 of fp32).
+        """In how many strips of columns the epilogue runs: 16 elements a thread in each (8 of fp32).
 
-        Beside the sums it holds what it loads and what it stores. Backward at 128×128 on sm90: in one strip 255 registers
-        and 302 spills, in two 173 and none, in four 128, so that two blocks share a processor and one's epilogue hides
-        behind the other's products.
+        Beside the sums it holds what it loads and what it stores. Backward at 128×128 on sm90: in
+        one strip 255 registers and 302 spills, in two 173 and none, in four 128, so that two blocks
+        share a processor and one's epilogue hides behind the other's products.
         """
         gpu = describe(arch)
         held = self.m * self.n // (gpu.lanes * self.warps)
         allowed = 16 if itemsize == 2 else 8
-        # On CDNA more than 4 strips exchange the whole block through LDS, and its 512 registers need no more.
+        # On CDNA more than 4 strips exchange the whole block through LDS, and its 512 registers
+        # need no more.
         most = 4 if gpu.family == "mfma" else 8
         counts = [s for s in (1, 2, 4, 8) if s <= most and self.n // s >= 16]
         return next((s for s in counts if held <= s * allowed), max(counts))
@@ -150,8 +154,9 @@ def _sums_limit(gpu: Architecture, math: Math, problem: Problem, k: int) -> int:
     return 128
 
 
-# (family, math) → problem → (tile for many tokens, tile for few or where the first leaves processors idle).
-# Chosen for zero spills and, at equal registers, the fewest bytes from L2 per product; not yet by a clock.
+# (family, math) → problem → (tile for many tokens, tile for few or where the first leaves
+# processors idle). Chosen for zero spills and, at equal registers, the fewest bytes from L2 per
+# product; not yet by a clock.
 _DEFAULTS: dict[tuple[str, Math], dict[Problem, tuple[Tile, Tile]]] = {
     ("mma", "half"): {
         "glu": (Tile(128, 64, 64, 8, 3), Tile(64, 64, 64, 4, 3)),
@@ -193,7 +198,8 @@ for _family, _stages in (("mma", 3), ("wgmma", 3), ("tcgen05", 3), ("mfma", 2)):
     _DEFAULTS[_family, "fp32"] = {
         problem: (Tile(64, 64, 16, 8, 3), Tile(32, 64, 16, 4, 3)) for problem in PROBLEMS
     }
-# Rows that are not 16-byte aligned are loaded element by element through registers, so few elements a thread.
+# Rows that are not 16-byte aligned are loaded element by element through registers, so few
+# elements a thread.
 _UNALIGNED: dict[Math, Tile] = {
     "half": Tile(64, 32, 32, 8, 2),
     "tf32": Tile(64, 32, 32, 8, 2),
@@ -232,9 +238,10 @@ def decode_tile(
     precision: str = "ieee",
     aligned: bool = True,
 ) -> Tile:
-    """For at most 16 tokens: all of them in one block, few columns so that every processor reads, deep and many stages.
+    """For at most 16 tokens: all in one block, few columns so that every processor reads.
 
-    What counts is bytes in flight: 36 KiB a block here, 60 with a gate, and several blocks on each processor.
+    What counts is bytes in flight: 24 KiB a block, 40 with a gate, and five blocks on each
+    processor.
     """
     gpu = describe(arch)
     if gpu.family == "interpreter":
@@ -244,14 +251,14 @@ def decode_tile(
         return Tile(16, 32, 32, 4, 2, 1)
     if math == "fp32":
         return Tile(16, 32, 32, 4, 3, 1)
-    stages = 2 if gpu.family == "mfma" else 4
-    depth = 128 if math == "half" else 64
-    # Two warps: with four, each has so little to do that the compiler unrolls the loop 16 times and spills (sm80).
-    return Tile(16, 32, depth, 2, stages, 1)
+    stages = 2 if gpu.family == "mfma" else 5
+    # Two warps: with four, each has so little to do that the compiler unrolls the loop 16 times and
+    # spills (sm80); twice as deep, it spills on sm100.
+    return Tile(16, 32, 64 if math == "half" else 32, 2, stages, 1)
 
 
 def candidates(arch: str, math: Math, problem: Problem, limit: int = 16) -> Iterator[Tile]:
-    """Tiles worth timing on ``arch``, the default ones first, at most ``limit``; all keep the rules.
+    """Tiles worth timing on ``arch``, default ones first, at most ``limit``; all keep the rules.
 
     >>> all(tile.fits("sm90", "half", "glu") for tile in candidates("sm90", "half", "glu"))
     True
@@ -274,7 +281,8 @@ def candidates(arch: str, math: Math, problem: Problem, limit: int = 16) -> Iter
     ]
 
     def cost(tile: Tile) -> tuple[float, int, int]:
-        # Bytes from L2 per product first; then a pipeline of about 64 KiB in flight hides L2's latency.
+        # Bytes from L2 per product first; then a pipeline of about 64 KiB in flight hides L2's
+        # latency.
         traffic = 1 / tile.m + 1 / (_weights(problem) * tile.n)
         flight = tile.shared_memory(arch, math, problem)
         return (traffic, abs(flight - 3 * 65536), tile.warps)

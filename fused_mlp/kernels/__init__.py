@@ -1,6 +1,8 @@
-"""The Triton kernels, one family per file: the jit function, then the launcher that checks, picks a tile and allocates.
+"""The Triton kernels, one family per file: the jit function, then the launcher that checks, picks a
+tile and allocates.
 
-They know nothing of autograd or of when to use them. `specimens` lists what they run, for compiling with no GPU.
+They know nothing of autograd or of when to use them. `specimens` lists what they run, for compiling
+with no GPU.
 """
 
 from __future__ import annotations
@@ -20,12 +22,14 @@ _HIDDEN, _INTERMEDIATE, _TOKENS = 4096, 14336, 8192
 def specimens(full: bool = False, arch: str = "sm90") -> dict[str, Specimen]:
     """Every shipped kernel as ``arch`` would run it: name → specimen. Needs no GPU.
 
-    Made by the launchers themselves, with tensors that have no storage, so nothing here can differ from what runs. Names
-    are the same for every architecture; the tile behind a name is that architecture's default.
+    Made by the launchers themselves, with tensors that have no storage, so nothing here can differ
+    from what runs. Names are the same for every architecture; the tile behind a name is that
+    architecture's default.
 
     Args:
-        full: also every activation, dtype, token count, kept pre-activations and unaligned sizes, rather than the core
-            set (bf16 of everything, silu and gelu_tanh, and one fp32 kernel of each family).
+        full: also every activation, dtype, token count, kept pre-activations and unaligned sizes,
+            rather than the core set (bf16 of everything, silu and gelu_tanh, and one fp32 kernel of
+            each family).
         arch: ``sm80``, ``sm90``, ``sm100``, ``gfx942``, ...
     """
     import torch
@@ -60,7 +64,7 @@ def specimens(full: bool = False, arch: str = "sm90") -> dict[str, Specimen]:
     for kind, (dtype, precision) in kinds.items():
         for activation in ACTIVATIONS:
             core = activation in ("silu", "gelu_tanh")
-            if kind == "bf16" and (core or full) or full and core:
+            if (kind == "bf16" and (core or full)) or (full and core):
                 for name, run in _calls(dtype, activation, full).items():
                     add(f"{name}/{activation}/{kind}", run, precision)
             elif activation == "silu" and kind == "fp32":

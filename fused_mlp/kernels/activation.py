@@ -1,8 +1,9 @@
-"""hidden = act(gate) · up, or act(up) with no gate, and its backward, around GEMMs that are someone else's.
+"""hidden = act(gate) · up, or act(up) with no gate, and its backward, around the vendor's GEMMs.
 
-One pass each way, bound by memory: forward reads 2 and writes 1 (tokens, intermediate) activation, where eager's two
-kernels move 5; backward reads 3 and writes up to 3, where eager moves 11. Backward sums the biases' gradients from the
-values it has in registers: over a strip of rows first, then over strips in a fixed order, so the same bits every time.
+One pass each way, bound by memory: forward reads 2 and writes 1 (tokens, intermediate) activation,
+where eager's two kernels move 5; backward reads 3 and writes up to 3, where eager moves 9.
+Backward sums the biases' gradients from the values it has in registers: over a strip of rows first,
+then over strips in a fixed order, so the same bits every time.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from .common import UNSPECIALIZED, cast, corner, launch, rows_of
 class ActGrads(NamedTuple):
     """What `act_backward` and `gemm_dact` return.
 
-    ``packed`` is (tokens, 2 * intermediate), laid out [d_gate | d_up], or (tokens, intermediate) with no gate;
-    ``d_gate`` and ``d_up`` are views of it. With no gate, ``d_gate`` is the gradient of the one pre-activation and
-    ``d_up`` is None. ``bias_grads`` is (2 * intermediate,) in the same order, or None unless asked for.
+    ``packed`` is (tokens, 2 * intermediate), laid out [d_gate | d_up], or (tokens, intermediate)
+    with no gate; ``d_gate`` and ``d_up`` are views of it. With no gate, ``d_gate`` is the gradient
+    of the one pre-activation and ``d_up`` is None. ``bias_grads`` is (2 * intermediate,) in the
+    same order, or None unless asked for.
     """
 
     d_gate: Tensor
@@ -161,8 +163,9 @@ def act_forward(
 ) -> Tensor:
     """act(gate + gate_bias) * (up + up_bias), or act(gate + gate_bias) where ``up`` is None.
 
-    Shapes: gate, up and the result (tokens, intermediate); biases (intermediate,) or None if the GEMM added them.
-    Rows may have any stride, so both halves of one packed projection go in as views.
+    Shapes: gate, up and the result (tokens, intermediate); biases (intermediate,) or None if the
+    GEMM added them. Rows may have any stride, so both halves of one packed projection go in as
+    views.
     """
     gate = rows_of(gate)
     up = None if up is None else rows_of(up)
@@ -191,10 +194,11 @@ def act_backward(
     recompute_hidden: bool = False,
     bias_grads: bool = False,
 ) -> ActGrads:
-    """Gradients of `act_forward` in one pass: d_gate, d_up and, if asked, hidden again and the biases' gradients.
+    """Gradients of `act_forward` in one pass: d_gate, d_up and, if asked, hidden again and the
+    biases' gradients.
 
-    Shapes: d_hidden, gate, up (tokens, intermediate), rows of any stride; biases (intermediate,) or None if gate and up
-    include them. Nothing is overwritten.
+    Shapes: d_hidden, gate, up (tokens, intermediate), rows of any stride; biases (intermediate,) or
+    None if gate and up include them. Nothing is overwritten.
     """
     d_hidden, gate = rows_of(d_hidden), rows_of(gate)
     up = None if up is None else rows_of(up)

@@ -1,7 +1,7 @@
 """What every kernel shares: how it is launched, where its rows start, how it multiplies and rounds.
 
-Launchers go through `launch`, so that `record` can see what they would run: the kernels compiled for a GPU that is
-not there are then the launchers' own choices, never a second list.
+Launchers go through `launch`, so that `record` can see what they would run: the kernels compiled
+for a GPU that is not there are then the launchers' own choices, never a second list.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Triton 3.10 turns this off by default, which made one kernel 15 % longer; so it is stated at every launch.
+# Triton 3.10 turns this off by default, which made one kernel 15 % longer; so it is stated at
+# every launch.
 FP_FUSION = True
 
-# Offsets inside one block are 32-bit (64-bit ones cost registers); its corner is 64-bit. 256 rows is the most a block
-# has, so strides below this keep the former exact.
+# Offsets inside one block are 32-bit (64-bit ones cost registers); its corner is 64-bit. 256 rows
+# is the most a block has, so strides below this keep the former exact.
 MAX_STRIDE = 2**31 // 256 - 1
 
-# Counts that change from call to call and only bound masks: a specialization for each would only mean recompiles.
+# Counts that change from call to call and only bound masks: a specialization for each would only
+# mean recompiles.
 UNSPECIALIZED = ("tokens",)
 
 
@@ -33,8 +35,8 @@ def _probe():
     pass
 
 
-# Under TRITON_INTERPRET=1 `triton.jit` returns another class. Two of its faults are worked around below:
-# `tl.dot` multiplies the bit patterns of bf16, and the cast from fp32 to bf16 truncates.
+# Under TRITON_INTERPRET=1 `triton.jit` returns another class. Two of its faults are worked around
+# below: `tl.dot` multiplies the bit patterns of bf16, and the cast from fp32 to bf16 truncates.
 INTERPRETED = tl.constexpr(not isinstance(_probe, triton.JITFunction))
 
 
@@ -90,7 +92,9 @@ def _specialize(kernel: Any, args: dict[str, Any], warps: int, stages: int) -> S
 
 @contextlib.contextmanager
 def record(arch: str) -> Iterator[list[Specimen]]:
-    """Inside, launchers run nothing and take meta tensors; what they would launch on ``arch`` is collected."""
+    """Inside, launchers run nothing and take meta tensors; what they would launch on ``arch`` is
+    collected.
+    """
     specimens: list[Specimen] = []
     token = _recorder.set((arch, specimens))
     try:
@@ -123,14 +127,18 @@ def architecture(device: torch.device) -> str:
 
 
 def input_precision(dtype: torch.dtype, arch: str) -> str:
-    """How fp32 operands are multiplied: as `torch.set_float32_matmul_precision` says, where the hardware can."""
+    """How fp32 operands are multiplied: as `torch.set_float32_matmul_precision` says, where the
+    hardware can.
+    """
     if dtype != torch.float32 or not arch.startswith("sm"):
         return "ieee"
     return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
 def tame(tensor: Tensor) -> Tensor:
-    """The tensor, or a contiguous copy where a stride is too long for 32-bit offsets inside a block."""
+    """The tensor, or a contiguous copy where a stride is too long for 32-bit offsets inside a
+    block.
+    """
     if all(stride <= MAX_STRIDE for stride in tensor.stride()):
         return tensor
     tensor = tensor.contiguous()
@@ -140,7 +148,9 @@ def tame(tensor: Tensor) -> Tensor:
 
 
 def aligned(*operands: Tensor) -> bool:
-    """Whether 16-byte loads reach every row: without them there is no asynchronous copy and far more registers."""
+    """Whether 16-byte loads reach every row: without them there is no asynchronous copy and far
+    more registers.
+    """
     return all(
         1 in operand.stride()
         and operand.storage_offset() * operand.element_size() % 16 == 0
@@ -165,7 +175,7 @@ def dot(a, b, acc, PRECISION: tl.constexpr):
 @triton.jit
 def cast(x, dtype: tl.constexpr):
     """fp32 to ``dtype``, to nearest even, on a GPU and under the interpreter."""
-    if INTERPRETED:
+    if INTERPRETED:  # noqa: SIM102 - both are compile-time, and Triton takes no chained condition
         if dtype == tl.bfloat16:
             bits = x.to(tl.uint32, bitcast=True)
             up = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
@@ -199,7 +209,7 @@ def split_columns(block, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STRIPS: t
 
 @triton.jit
 def grouped(program, blocks_m, blocks_n, GROUP: tl.constexpr):
-    """Program number to (block row, block column): GROUP rows at a time share their columns in L2."""
+    """Program number to (block row, block column): GROUP rows together share columns in L2."""
     width = GROUP * blocks_n
     first = (program // width) * GROUP
     rows = tl.minimum(blocks_m - first, GROUP)

@@ -1,11 +1,12 @@
-"""The backward of hidden = act(gate) · up, fused into the product that feeds it: dH = dY·Wd is never stored.
+"""The backward of hidden = act(gate) · up, fused into the product dH = dY·Wd that feeds it.
 
     d_gate = dH · up · act'(gate)        d_up = dH · act(gate)        hidden = act(gate) · up, again
 
-d_gate and d_up land in one (tokens, 2 * intermediate) buffer, so that dX = [d_gate | d_up]·[Wg ; Wu] is one GEMM; hidden
-is what the down weight's gradient needs. Eager writes and reads dH, act(gate) and two products between kernels: 9 passes
-over a (tokens, intermediate) activation that do not happen here. Bias gradients are summed over each block of rows
-while its values are in registers, then over blocks in a fixed order: no atomics, the same bits every time.
+d_gate and d_up land in one (tokens, 2 * intermediate) buffer, so that dX = [d_gate | d_up]·[Wg ; Wu]
+is one GEMM; hidden is what the down weight's gradient needs. Eager moves dH and two products between
+kernels, 10 passes over a (tokens, intermediate) activation; here they are 5. Bias gradients are
+summed over each block of rows while its values are in registers, then over blocks in a fixed order:
+no atomics, the same bits every time.
 """
 
 from __future__ import annotations
@@ -96,10 +97,7 @@ def dact_gemm_kernel(
     weight += cols[None, :] * weight_stride_n + ks[:, None] * weight_stride_k
     grad = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for k in range(0, K, BLOCK_K):
-        if EVEN_K:
-            a = tl.load(dy)
-        else:
-            a = tl.load(dy, (ks < K - k)[None, :], 0.0)
+        a = tl.load(dy) if EVEN_K else tl.load(dy, (ks < K - k)[None, :], 0.0)
         if EVEN_K and EVEN_N:
             b = tl.load(weight)
         else:
@@ -132,8 +130,9 @@ def gemm_dact(
 ) -> ActGrads:
     """`act_backward` of dH = d_out @ down_weight, which stays in registers.
 
-    Shapes: d_out (tokens, hidden_size); down_weight (hidden_size, intermediate), any strides; gate, up (tokens,
-    intermediate) with biases included. In a plain MLP ``gate`` is the one pre-activation and ``up`` is None.
+    Shapes: d_out (tokens, hidden_size); down_weight (hidden_size, intermediate), any strides; gate,
+    up (tokens, intermediate) with biases included. In a plain MLP ``gate`` is the one
+    pre-activation and ``up`` is None.
     """
     tokens, hidden_size = d_out.shape
     intermediate = down_weight.shape[1]

@@ -1,9 +1,10 @@
-"""The whole MLP for 1 to 16 tokens, where the time is the time to read the weights: each is read once.
+"""The whole MLP for 1 to 16 tokens, where time is reading the weights: each is read once.
 
-The first half is `glu_gemm` with all tokens in one block of 16 rows and narrow columns, so that every processor streams
-its own rows of the weights. The second half has few columns (hidden_size) and a long sum (intermediate), so the sum is
-cut into pieces as well; each piece stores fp32 partial sums, which a second kernel adds in a fixed order together with
-the bias. No atomics: the same bits every time.
+The first half is `glu_gemm` with all tokens in one block of 16 rows and narrow columns, so that
+every processor streams its own rows of the weights. The second half has few columns (hidden_size)
+and a long sum (intermediate), so the sum is cut into pieces as well; each piece stores fp32 partial
+sums, which a second kernel adds in a fixed order together with the bias. No atomics: the same bits
+every time.
 """
 
 from __future__ import annotations
@@ -52,10 +53,7 @@ def split_gemm_kernel(
     weight += cols[None, :] * weight_stride_n + ks[:, None] * weight_stride_k
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for k in range(start, tl.minimum(start + piece, K), BLOCK_K):
-        if EVEN_K:
-            a = tl.load(x)
-        else:
-            a = tl.load(x, (ks < K - k)[None, :], 0.0)
+        a = tl.load(x) if EVEN_K else tl.load(x, (ks < K - k)[None, :], 0.0)
         # Each weight is read by this program alone, once.
         if EVEN_K and EVEN_N:
             b = tl.load(weight, eviction_policy="evict_first")
@@ -97,7 +95,8 @@ def pieces_of(arch: str, columns: int, depth: int, tile: Tile) -> tuple[int, int
     blocks = triton.cdiv(columns, tile.n)
     steps = triton.cdiv(depth, tile.k)
     wanted = triton.cdiv(2 * describe(arch).processors, blocks)
-    # Fewer than 4 steps never fill the pipeline; more than 16 pieces cost more to add than they save.
+    # Fewer than 4 steps never fill the pipeline; more than 16 pieces cost more to add than they
+    # save.
     pieces = max(1, min(wanted, steps // 4, 16))
     length = triton.cdiv(steps, pieces) * tile.k
     return triton.cdiv(depth, length), length
@@ -108,7 +107,8 @@ def split_gemm(
 ) -> Tensor:
     """x·weightᵀ + bias for at most `MAX_TOKENS` tokens.
 
-    Shapes: x (tokens, in_features); weight (out_features, in_features), any strides; bias (out_features,).
+    Shapes: x (tokens, in_features); weight (out_features, in_features), any strides; bias
+    (out_features,).
     """
     tokens, depth = x.shape
     columns = weight.shape[0]
@@ -149,8 +149,8 @@ def decode_mlp(
 ) -> Tensor:
     """The MLP of at most `MAX_TOKENS` tokens, each weight read once, with the same bits every time.
 
-    Shapes: x and the result (tokens, hidden_size); gate and up (intermediate, hidden_size), down (hidden_size,
-    intermediate), of any strides.
+    Shapes: x and the result (tokens, hidden_size); gate and up (intermediate, hidden_size), down
+    (hidden_size, intermediate), of any strides.
 
     Raises:
         ValueError: more than `MAX_TOKENS` tokens.

@@ -1,8 +1,9 @@
 """hidden = act(x·Wgᵀ + bg) · (x·Wuᵀ + bu), or act(x·Wuᵀ + bu), in one pass over x.
 
-Both products of a GLU share each block of x, stay in registers in fp32, and meet in the epilogue: gate and up are
-neither rounded nor written (unless backward wants them), which saves 6 of eager's 8 passes over a (tokens,
-intermediate) activation. Blocks of rows are visited in groups so that the weights they share stay in L2.
+Both products of a GLU share each block of x, stay in registers in fp32, and meet in the epilogue:
+gate and up are neither rounded nor written (unless backward wants them), which saves 6 of eager's 7
+passes over a (tokens, intermediate) activation. Blocks of rows are visited in groups so that the
+weights they share stay in L2.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from .common import (
 
 
 class GemmAct(NamedTuple):
-    """hidden, and the pre-activations (biases included) if they were to be kept; gate is None in a plain MLP.
+    """hidden, and the pre-activations (biases included) if kept; gate is None in a plain MLP.
 
     With gate, both are views of one (tokens, 2 * intermediate) buffer, laid out [gate | up].
     """
@@ -87,7 +88,8 @@ def glu_gemm_kernel(
     ks = tl.arange(0, BLOCK_K)
     row_inside = block_m * BLOCK_M + rows < tokens
     col_inside = block_n * BLOCK_N + cols < N
-    # Rows past the end read the block's first row and are never stored: a clamp costs less than a mask in the loop.
+    # Rows past the end read the block's first row and are never stored: a clamp costs less than a
+    # mask in the loop.
     x = corner(x_ptr, block_m, BLOCK_M, x_stride_m)
     x += tl.where(row_inside, rows, 0)[:, None] * x_stride_m + ks[None, :] * x_stride_k
     wu = corner(up_weight_ptr, block_n, BLOCK_N, up_stride_n)
@@ -98,10 +100,7 @@ def glu_gemm_kernel(
         wg += cols[None, :] * gate_stride_n + ks[:, None] * gate_stride_k
         gate = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for k in range(0, K, BLOCK_K):
-        if EVEN_K:
-            a = tl.load(x)
-        else:
-            a = tl.load(x, (ks < K - k)[None, :], 0.0)
+        a = tl.load(x) if EVEN_K else tl.load(x, (ks < K - k)[None, :], 0.0)
         if EVEN_K and EVEN_N:
             b = tl.load(wu)
         else:
@@ -119,10 +118,7 @@ def glu_gemm_kernel(
 
     # In strips of columns, as sums, results and biases of the whole block at once would spill.
     ups = split_columns(up, BLOCK_M, BLOCK_N, STRIPS)
-    if gate_weight_ptr is not None:
-        gates = split_columns(gate, BLOCK_M, BLOCK_N, STRIPS)
-    else:
-        gates = ups
+    gates = split_columns(gate, BLOCK_M, BLOCK_N, STRIPS) if gate_weight_ptr is not None else ups
     for strip in tl.static_range(STRIPS):
         _epilogue(
             ups[strip], gates[strip], block_m, block_n * BLOCK_N + strip * (BLOCK_N // STRIPS),
@@ -145,8 +141,9 @@ def gemm_act(
 ) -> GemmAct:
     """The first half of an MLP in one kernel.
 
-    Shapes: x (tokens, hidden_size); weights (intermediate, hidden_size), any strides; biases (intermediate,).
-    With ``save`` the pre-activations are stored too, rounded once, for the backward pass.
+    Shapes: x (tokens, hidden_size); weights (intermediate, hidden_size), any strides; biases
+    (intermediate,). With ``save`` the pre-activations are stored too, rounded once, for the
+    backward pass.
     """
     tokens, hidden_size = x.shape
     intermediate = up_weight.shape[0]

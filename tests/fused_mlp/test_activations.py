@@ -78,7 +78,8 @@ def test_triton_in_fp32_is_as_exact_as_eager(name: str) -> None:
     reference = exact(name, x)
     error = (triton_forward(name, x) - reference).abs()
     eager = (activation.eager(x) - reference).abs()
-    # Where eager happens to be exact, two units in the last place (erf and exp differ between libraries).
+    # Where eager happens to be exact, two units in the last place (erf and exp differ between
+    # libraries).
     assert (error <= 2 * eager.max() + 2.4e-7 * reference.abs()).all()
 
     x64 = x.double().requires_grad_()
@@ -106,7 +107,8 @@ def test_large_inputs_stay_finite(name: str) -> None:
 def test_nan_and_infinity_propagate_as_in_eager(name: str) -> None:
     activation = activations.get(name)
     x = torch.tensor([math.nan, math.inf, -math.inf, -0.0, 0.0, 1.0])
-    # Not eager itself: gelu(inf) is NaN in PyTorch's vectorized CPU code alone; elsewhere it is inf.
+    # Not eager itself: gelu(inf) is NaN in PyTorch's vectorized CPU code alone; elsewhere it is
+    # inf.
     torch.testing.assert_close(triton_forward(name, x), exact(name, x).float(), equal_nan=True)
     grad = torch.tensor([1.0, 1.0, 1.0, math.inf, math.inf, math.nan])
     result = act_backward(grad[None], x[None], None, name).d_gate[0]

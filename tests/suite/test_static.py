@@ -1,4 +1,6 @@
-"""Static metrics, and with them every shipped kernel: compiled for real, in processes without the interpreter."""
+"""Static metrics, and with them every shipped kernel: compiled for real, in processes without the
+interpreter.
+"""
 
 import subprocess
 import sys
@@ -99,8 +101,8 @@ def kernel(x, n, BLOCK: tl.constexpr):
 
 MEASURE = """
 from probe_kernel import kernel, Specimen
-specimen = Specimen('probe', kernel, {'x': '*fp32', 'n': 'i32', 'BLOCK': 'constexpr'}, {'BLOCK': 128}, {}, 4, 1)
-print(static.compile_specimen(specimen, 'sm90', cache=False).sass_sha256)
+specimen = Specimen('probe', kernel, {'x': '*fp32', 'n': 'i32', 'BLOCK': 'constexpr'}, {'BLOCK':
+128}, {}, 4, 1) print(static.compile_specimen(specimen, 'sm90', cache=False).sass_sha256)
 """
 
 

@@ -1,8 +1,8 @@
 """What a kernel costs, read from its machine code: registers, spills, shared memory, instructions.
 
-No GPU and no driver is needed: Triton compiles for any architecture, and NVIDIA's ``cuobjdump`` and ``nvdisasm`` come
-inside the triton package. There is no noise in these numbers, so any change is a fact; equal ``sass_sha256`` proves
-that a kernel did not change at all.
+No GPU and no driver is needed: Triton compiles for any architecture, and NVIDIA's ``cuobjdump`` and
+``nvdisasm`` come inside the triton package. There is no noise in these numbers, so any change is a
+fact; equal ``sass_sha256`` proves that a kernel did not change at all.
 
 ``python static.py --help`` prints the table for people.
 """
@@ -63,7 +63,8 @@ class Failure:
     reason: str
 
 
-# The first pattern that matches the opcode decides. NVIDIA: CUDA binary utilities, "Instruction set reference".
+# The first pattern that matches the opcode decides. NVIDIA: CUDA binary utilities, "Instruction
+# set reference".
 _CLASSES = (
     ("tensor", r"H?[GHIQBDOU]*(HMMA|GMMA|IMMA|DMMA|QMMA|OMMA|UTC\w*MMA)|v_s?mfma"),
     ("control", r"LDGDEPBAR"),
@@ -97,8 +98,8 @@ CLASSES = tuple(dict.fromkeys((*(name for name, _ in _CLASSES), "integer")))
 def classify(opcode: str) -> str:
     """The class of one opcode; what is none of the others is integer arithmetic and logic.
 
-    >>> classify("HGMMA"), classify("LDGSTS"), classify("STL"), classify("IMAD"), classify("v_mfma_f32_32x32x8_f16")
-    ('tensor', 'global', 'local', 'integer', 'tensor')
+    >>> [classify(opcode) for opcode in ("HGMMA", "LDGSTS", "STL", "IMAD", "ds_read_b128")]
+    ['tensor', 'global', 'local', 'integer', 'shared']
     """
     for name, pattern in _CLASSES_RE:
         if pattern.match(opcode):
@@ -140,7 +141,8 @@ def _read_cubin(cubin: bytes) -> dict[str, Any]:
         usage = run(_tool("cuobjdump"), "-res-usage")
         text = run(_tool("nvdisasm"), "-c")
     sass = [match["text"] for match in _SASS.finditer(text)]
-    # The assembler pads with a branch to itself and NOPs up to a multiple of 128 bytes: not the kernel's doing.
+    # The assembler pads with a branch to itself and NOPs up to a multiple of 128 bytes: not the
+    # kernel's doing.
     while sass and sass[-1].startswith(("NOP", "BRA")):
         sass.pop()
     opcodes = [m["opcode"] for line in sass if (m := _OPCODE.match(line))]
@@ -148,7 +150,8 @@ def _read_cubin(cubin: bytes) -> dict[str, Any]:
     used = {key: int(value) for key, value in re.findall(r"\b([A-Z]+):(\d+)", usage)}
     return {
         "registers": used["REG"],
-        # A stack without loads or stores is a frame never used; with them it is a spill, however it is reached.
+        # A stack without loads or stores is a frame never used; with them it is a spill, however
+        # it is reached.
         "spills": classes["local"],
         "static_shared": used.get("SHARED", 0),
         "instructions": len(opcodes),
@@ -191,7 +194,7 @@ def _target(arch: str) -> Any:
 
 
 def _cache_file(key: str) -> Path | None:
-    """Where the metrics of one machine code are kept: beside Triton's own cache, or nowhere if that is not writable."""
+    """Where metrics are kept: beside Triton's own cache, or nowhere if that is not writable."""
     root = os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache"
     folder = Path(root).parent / "fused_mlp_static"
     try:
@@ -283,9 +286,10 @@ def _serve() -> None:
 def compile_all(
     jobs: Iterable[tuple[str, str]], *, workers: int | None = None, full: bool = False
 ) -> Iterator[tuple[str, str, StaticMetrics | Failure]]:
-    """Compile many kernels over several processes; yields ``(name, arch, metrics)`` as each is done.
+    """Compile many kernels over several processes; yields ``(name, arch, metrics)`` as they end.
 
-    ``jobs`` are (specimen's name, architecture). A worker that dies (the compiler aborted) costs its one job.
+    ``jobs`` are (specimen's name, architecture). A worker that dies (the compiler aborted) costs
+    its one job.
     """
     todo: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
     count = 0

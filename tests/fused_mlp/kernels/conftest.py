@@ -1,4 +1,4 @@
-"""How exact a kernel must be: against float64, at most twice eager's own error, plus one rounding."""
+"""How exact a kernel must be: twice eager's own error against float64, plus one rounding."""
 
 from collections.abc import Callable
 
@@ -34,7 +34,9 @@ def as_exact() -> Check:
 
 @pytest.fixture(autouse=True)
 def _poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory that a launcher gets is full of NaN: an element the kernel forgot cannot pass by luck."""
+    """Memory that a launcher gets is full of NaN: an element the kernel forgot cannot pass by
+    luck.
+    """
     new_empty = Tensor.new_empty
 
     def poisoned(self: Tensor, *args: object, **options: object) -> Tensor:
