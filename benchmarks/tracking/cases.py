@@ -78,11 +78,11 @@ def units(folder: Path) -> dict[str, str]:
 def cases(pair: Pair, known_units: Mapping[str, str] | None = None) -> list[Case]:
     """One case for each benchmark × parameters that base or head has."""
     known_units = known_units or {}
-    sides = [(run.rows if run else {}) for run in (pair.base, pair.head)]
+    runs = (pair.base, pair.head)
     env = (pair.head or pair.base).env  # type: ignore[union-attr]
     found = []
-    for name in sorted(sides[0].keys() | sides[1].keys()):
-        rows = [side.get(name) for side in sides]
+    for name in sorted({n for run in runs if run for n in run.rows}):
+        rows = [run.sound(name) if run else None for run in runs]
         kind = kind_of(
             name, known_units.get(name, ""), any(r is not None and r.processes.size for r in rows)
         )
@@ -90,7 +90,7 @@ def cases(pair: Pair, known_units: Mapping[str, str] | None = None) -> list[Case
         index = [{c: i for i, c in enumerate(row.params)} if row else {} for row in rows]
         version = next((r.version for r in reversed(rows) if r is not None), "")
         past = _Past(pair.before, name, version)
-        again = [_Past(r, name, version) for r in (pair.base_reruns, pair.head_reruns)]
+        again = [_Past(r, name, version, sound=True) for r in (pair.base_reruns, pair.head_reruns)]
         for combo in combos:
             base, head = (
                 _side(row, at.get(combo), kind) for row, at in zip(rows, index, strict=True)
@@ -115,8 +115,10 @@ def cases(pair: Pair, known_units: Mapping[str, str] | None = None) -> list[Case
 class _Past:
     """Locations of one benchmark over several runs, all combinations at once."""
 
-    def __init__(self, runs: Sequence[Run], name: str, version: str) -> None:
-        rows = [r.rows[name] for r in runs if name in r.rows and r.rows[name].version == version]
+    def __init__(self, runs: Sequence[Run], name: str, version: str, sound: bool = False) -> None:
+        # What disturbs a history is part of its noise; a thousand side files stay closed.
+        every = (r.sound(name) if sound else r.rows.get(name) for r in runs)
+        rows = [row for row in every if row is not None and row.version == version]
         self._same = len({row.params for row in rows}) <= 1
         self._rows = rows
         self._at = {c: i for i, c in enumerate(rows[0].params)} if rows else {}
@@ -147,7 +149,7 @@ def _side(row: Row | None, at: int | None, kind: Kind) -> Side:
     value = float(row.locations[at])
     state = _STATE[int(row.state[at])]
     if state == "ok" and kind.kind == "sampled" and not math.isfinite(value):
-        state = "failed"
+        state = "disturbed"
     return Side(value, processes, state, row.version)
 
 

@@ -29,7 +29,7 @@ class Side:
 
     value: float = math.nan
     processes: np.ndarray = field(default_factory=lambda: _NONE)
-    state: str = "ok"  # ok, failed, skipped or absent
+    state: str = "ok"  # ok, failed, skipped, absent or disturbed
     version: str = ""
 
 
@@ -67,7 +67,12 @@ def _verdict(case: Case, outcome: Outcome, reason: str, **more: Any) -> Verdict:
     return Verdict(case.series, case.metric, case.unit, case.kind, outcome, reason, **given)
 
 
-_ENDED = {"failed": "failed", "skipped": "not applicable", "absent": "has no result"}
+_ENDED = {
+    "failed": "failed",
+    "skipped": "is not applicable",
+    "absent": "has no result",
+    "disturbed": "was disturbed in every process (throttled, or others used the machine)",
+}
 
 
 def _without_numbers(case: Case) -> Verdict | None:

@@ -74,7 +74,7 @@ class Asv:
                     command, cwd=self.repo, capture_output=True, text=True, check=False
                 )
             runs, _ = load(folder, machine=self.machine)
-            runs = [r for r in runs if r.commit == commit]
+            runs = [r for r in runs if r.commit == commit and r.disturbed is not None]  # read now
             if not runs:
                 tail = (done.stdout + done.stderr).strip().splitlines()[-1:]
                 self.log.append(

@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -94,6 +94,33 @@ class Run:
     params: dict[str, str]
     rows: dict[str, Row] = field(repr=False)
     notes_path: Path | None = None
+
+    @cached_property
+    def disturbed(self) -> dict[tuple[str, tuple[str, ...]], set[int]]:
+        """Processes that the suite itself calls invalid: (class, parameters) → their numbers."""
+        found: dict[tuple[str, tuple[str, ...]], set[int]] = {}
+        for note in read_notes(self):
+            process, params = note.get("process"), note.get("params")
+            if note.get("kind") != "invalid" or not isinstance(params, list):
+                continue
+            if isinstance(process, int):
+                key = str(note.get("benchmark")), tuple(_text(p) for p in params)
+                found.setdefault(key, set()).add(process)
+        return found
+
+    def sound(self, name: str) -> Row | None:
+        """A benchmark's row without disturbed processes; nan where none is left."""
+        row = self.rows.get(name)
+        if row is None or not self.disturbed or not row.processes.size:
+            return row
+        processes, values = row.processes.copy(), row.values.copy()
+        for at, combo in enumerate(row.params):
+            bad = self.disturbed.get((name.rsplit(".", 1)[0], combo), set())
+            here = [n for n in bad if 0 <= n < processes.shape[1]]
+            processes[at, here] = np.nan
+            if here and not np.isfinite(processes[at]).any():
+                values[at] = np.nan
+        return replace(row, processes=processes, values=values)
 
     @cached_property
     def identity(self) -> dict[str, str]:

@@ -116,6 +116,19 @@ def test_a_product_of_parameters_beyond_memory_is_left_out() -> None:
     assert parse(result(COMMIT, {LATENCY: [[1.0], [axis] * 5, "1"]})).rows == {}
 
 
+def test_processes_that_the_suite_calls_invalid_do_not_count(tmp_path: Path) -> None:
+    samples = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
+    rows = {LATENCY: [[2.0, 5.0], [["'a'", "'b'"]], "1 samples/process", samples]}
+    write(tmp_path, result(COMMIT, rows))
+    where = {"kind": "invalid", "benchmark": "latency.Inference", "reason": "throttled"}
+    notes = [{**where, "params": ["a"], "process": 2}, {**where, "params": ["a"], "process": 99}]
+    notes += [{**where, "params": ["b"], "process": n} for n in range(3)]
+    text = "".join(json.dumps(n) + "\n" for n in notes)
+    (tmp_path / "box" / f"{COMMIT[:8]}-env.jsonl").write_text(text)
+    (run,), _ = load(tmp_path)
+    np.testing.assert_array_equal(run.sound(LATENCY).locations, [1.5, np.nan])
+
+
 def test_unreadable_side_records_are_left_out(tmp_path: Path) -> None:
     write(tmp_path, result(COMMIT, {LATENCY: latencies([1.0], np.random.default_rng(0))}))
     (run,), _ = load(tmp_path)
