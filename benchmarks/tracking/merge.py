@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from .incoming import Refused, Tree, parse, shown
+from .incoming import Refused, Tree, is_result, parse, shown
 from .machine import conflicts
 
 # What must agree before two files are the same point. asv writes more (dates, memory size, the
@@ -32,10 +32,23 @@ def union(old: Lookup, new: Tree) -> Tree:
     changed: Tree = {}
     for name, content in sorted(new.items()):
         known = old(name)
+        if is_result(name):
+            _same_hardware(name, content, old, new)
         merged = content if known is None else merge(name, known, content)
         if merged != known:
             changed[name] = merged
     return changed
+
+
+def _same_hardware(name: str, content: bytes, old: Lookup, new: Tree) -> None:
+    # A result carries its machine along: it is held to the one that the folder's name stands for,
+    # also where no description of a machine came with it.
+    path = f"{name.split('/')[0]}/machine.json"
+    described = old(path) or new.get(path)
+    if described is not None:
+        differing = conflicts(parse(path, described), parse(name, content)["params"])
+        if differing:
+            raise Refused(f"{shown(name)}: of another machine: {shown('; '.join(differing), 300)}")
 
 
 def merge(name: str, old: bytes, new: bytes) -> bytes:

@@ -176,6 +176,17 @@ def test_two_machines_with_one_name_are_refused(origin: Path, tmp_path: Path) ->
     assert samples.name(2) not in stored(origin)
 
 
+def test_a_result_of_another_machine_is_refused_by_what_it_says_itself(
+    origin: Path, tmp_path: Path
+) -> None:
+    history.append(samples.write(tmp_path / "one", [1]), str(origin))
+    other = samples.write(tmp_path / "two", [2], params={**samples.MACHINE, "gpu": "H200"})
+    (other / "box" / "machine.json").unlink()
+    with pytest.raises(Refused, match="of another machine: gpu is 'H200' here and 'none' there"):
+        history.append(other, str(origin))
+    assert samples.name(2) not in stored(origin)
+
+
 def test_pull_lays_the_history_over_and_removes_nothing(origin: Path, tmp_path: Path) -> None:
     history.append(samples.write(tmp_path / "in", [1, 2]), str(origin))
     into = samples.write(tmp_path / "results", [3])
