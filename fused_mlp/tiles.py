@@ -105,7 +105,7 @@ class Tile:
         return _weights(problem) * self.m * self.n // (describe(arch).lanes * self.warps)
 
     def strips(self, arch: str, itemsize: int) -> int:
-        """In how many strips of columns the epilogue runs: 16 elements a thread in each (8 of fp32).
+        """In how many strips of columns the epilogue runs: 16 elements a thread each (8 of fp32).
 
         Beside the sums it holds what it loads and what it stores. Backward at 128×128 on sm90: in
         one strip 255 registers and 302 spills, in two 173 and none, in four 128, so that two blocks

@@ -17,7 +17,12 @@ from torch import Tensor
 
 from ..activations import forward, forward_backward
 from ..activations import get as get_activation
-from .common import UNSPECIALIZED, cast, corner, launch, rows_of
+from .common import INTERPRETED, UNSPECIALIZED, cast, corner, launch, rows_of
+
+# Rows and columns of a program. On a GPU 8 or 16 elements a thread are two 16-byte loads of each
+# operand in flight and at most 56 registers; the interpreter pays by the program.
+FORWARD_BLOCK = (32, 512) if INTERPRETED else (4, 512)
+BACKWARD_BLOCK = (32, 256) if INTERPRETED else (4, 256)
 
 
 class ActGrads(NamedTuple):
@@ -172,7 +177,7 @@ def act_forward(
     tokens, N = gate.shape
     hidden = gate.new_empty(tokens, N)
     if hidden.numel():
-        block_m, block_n = 4, 512
+        block_m, block_n = FORWARD_BLOCK
         launch(
             act_forward_kernel, (triton.cdiv(tokens, block_m), triton.cdiv(N, block_n)),
             gate, up, gate_bias, up_bias, hidden, tokens, N,
@@ -203,9 +208,9 @@ def act_backward(
     d_hidden, gate = rows_of(d_hidden), rows_of(gate)
     up = None if up is None else rows_of(up)
     tokens, N = gate.shape
-    block_m, block_n = 4, 256
+    block_m, block_n = BACKWARD_BLOCK
     # With sums, 64 rows to a program: the partial sums then cost 2 % of the traffic.
-    strip = 16 if bias_grads else 1
+    strip = 64 // block_m if bias_grads else 1
     strips = triton.cdiv(tokens, block_m * strip)
     grads, partial = new_grads(gate, up, strips, recompute_hidden, bias_grads)
     if gate.numel():

@@ -2,11 +2,11 @@
 
     d_gate = dH · up · act'(gate)        d_up = dH · act(gate)        hidden = act(gate) · up, again
 
-d_gate and d_up land in one (tokens, 2 * intermediate) buffer, so that dX = [d_gate | d_up]·[Wg ; Wu]
-is one GEMM; hidden is what the down weight's gradient needs. Eager moves dH and two products between
-kernels, 10 passes over a (tokens, intermediate) activation; here they are 5. Bias gradients are
-summed over each block of rows while its values are in registers, then over blocks in a fixed order:
-no atomics, the same bits every time.
+d_gate and d_up land in one (tokens, 2 * intermediate) buffer, so that one GEMM with the packed
+weights gives dX; hidden is what the down weight's gradient needs. Eager moves dH and two products
+between kernels, 10 passes over a (tokens, intermediate) activation; here they are 5. Bias gradients
+are summed over each block of rows while its values are in registers, then over blocks in a fixed
+order: no atomics, the same bits every time.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def test_backward_is_as_exact_as_eager(name, dtype, gated, as_exact) -> None:
 SIZES = [(1, 3, 431), (130, 431, 3), (64, 64, 64), (65, 33, 17), (130, 16, 129)]
 
 
-@pytest.mark.parametrize("tile", [SMALL, Tile(64, 128, 64, 4, 1), Tile(16, 128, 16, 4, 1, 1)])
+@pytest.mark.parametrize("tile", [SMALL, Tile(64, 128, 64, 4, 1), Tile(64, 128, 16, 2, 1, 1)])
 @pytest.mark.parametrize(("tokens", "hidden_size", "intermediate"), SIZES)
 def test_ragged_sizes_and_tiles(tokens, hidden_size, intermediate, tile, as_exact) -> None:
     dtype = torch.float32
@@ -106,7 +106,7 @@ def test_ragged_sizes_and_tiles(tokens, hidden_size, intermediate, tile, as_exac
     as_exact("bias", grads.bias_grads[:intermediate], ((x @ wu.T) * up).sum(0), exact.sum(0), exact)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=10)
 @given(
     tokens=st.integers(0, 70),
     hidden_size=st.integers(1, 70),
