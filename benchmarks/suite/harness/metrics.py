@@ -19,7 +19,13 @@ class Metric:
 
 _ALL = (
     Metric("latency", "seconds", "sampled", "lower", "time of one call"),
-    Metric("cold_start", "seconds", "sampled", "lower", "first call in a process, caches warm"),
+    Metric(
+        "cold_start",
+        "seconds",
+        "sampled",
+        "lower",
+        "first call in a process, imported and compiled before",
+    ),
     Metric("host_overhead", "seconds", "sampled", "lower", "host time of one call"),
     Metric("energy", "joules", "sampled", "lower", "energy of one call"),
     Metric("throughput", "TFLOP/s", "derived", "higher", "GEMM arithmetic over latency"),
@@ -33,6 +39,8 @@ _ALL = (
     Metric("spills", "instructions", "exact", "lower", "loads and stores of spilled registers"),
     Metric("shared_memory", "bytes", "exact", "lower", "shared memory of one block"),
     Metric("instructions", "instructions", "exact", "lower", "machine instructions of the kernel"),
+    Metric("accuracy", "fraction", "sampled", "higher", "right answers on pictures not learnt from"),
+    Metric("weight_bytes", "bytes", "exact", "lower", "of the weights, scales included"),
     Metric("error", "ratio", "derived", "lower", "error against float64 over eager's own"),
 )
 METRICS = {metric.name: metric for metric in _ALL}
