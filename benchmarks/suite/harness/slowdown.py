@@ -30,19 +30,23 @@ def recover(
     calls: Sequence[Callable[[], Any]],
     fraction: float,
     now: Callable[[], float] = time.perf_counter,
+    repeats: int = 5,
 ) -> float:
     """The slowdown the clock sees where each call was made slower by `fraction`.
 
-    Measured as A B B A, so that a drift of the machine falls on both sides alike.
+    Measured as A B B A, so that a drift of the machine falls on both sides alike; the median of
+    some repeats, since one disturbed reading spoils the four it is among.
     """
 
     def median(which: Sequence[Callable[[], Any]]) -> float:
         return statistics.median(clock.measure(which).latency)
 
-    first = median(calls)
-    slower = [delayed(call, fraction * first, now) for call in calls]
-    slow = median(slower) + median(slower)
-    added = fraction * first * 2
-    plain = first + median(calls)
-    # What was added is a fraction of `first`; what is found is a fraction of all plain readings.
-    return (slow - plain) / added * fraction
+    found = []
+    for _ in range(repeats):
+        first = median(calls)
+        slower = [delayed(call, fraction * first, now) for call in calls]
+        slow = median(slower) + median(slower)
+        plain = first + median(calls)
+        # What was added to both slow readings is this fraction of twice the first plain one.
+        found.append((slow - plain) / (2 * first))
+    return statistics.median(found)
