@@ -14,6 +14,10 @@ COMMANDS = {
     "gate": (".tracking.gate", "judge a commit against another from what was measured"),
     "history": (".tracking.history", "keep every measured point on the branch `results`"),
     "notify": (".tracking.github.command", "tell GitHub the verdict: comment, status, issues"),
+    "quantized": (
+        ".suite.harness.quantized_report",
+        "right answers, size and speed of every quantization mode",
+    ),
     "replay": (".tracking.replay", "the gate's error rates on a recorded history"),
     "report": (".tracking.report", "publish the HTML report and show it on this machine"),
 }

@@ -40,7 +40,7 @@ _ALL = (
     Metric("shared_memory", "bytes", "exact", "lower", "shared memory of one block"),
     Metric("instructions", "instructions", "exact", "lower", "machine instructions of the kernel"),
     Metric(
-        "accuracy", "fraction", "sampled", "higher", "right answers on pictures not learnt from"
+        "accuracy", "fraction", "sampled", "higher", "right answers on unseen pictures"
     ),
     Metric("weight_bytes", "bytes", "exact", "lower", "of the weights, scales included"),
     Metric("error", "ratio", "derived", "lower", "error against float64 over eager's own"),
