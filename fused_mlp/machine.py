@@ -11,6 +11,8 @@ import torch
 
 from . import activations
 
+_ONEDNN = torch.backends.mkldnn.is_available()
+
 
 @cache
 def has_triton() -> bool:
@@ -56,7 +58,7 @@ def _cpu_identity() -> tuple[str, ...]:
 
 def onednn_enabled() -> bool:
     """Whether torch has oneDNN and the user left it on (`torch.backends.mkldnn.flags`)."""
-    return torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled()
+    return _ONEDNN and torch._C._get_mkldnn_enabled()
 
 
 @cache

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from . import activations, paths
 from .paths import Kept, Params
-from .plan import Plan, Query, decide
+from .plan import Plan, decide
 
 TWICE = (
     "fused_mlp: differentiating twice is not supported by the fused backward; "
@@ -29,12 +29,8 @@ TWICE = (
 
 def plan_for(x: Tensor, p: Params, activation: str, training: bool) -> Plan:
     """The plan of a call whose ``x`` is ``(tokens, hidden_size)``."""
-    return decide(
-        Query(
-            x.device, x.dtype, x.shape[0], x.shape[1], p.up_weight.shape[0],
-            p.gate_weight is not None, activation, training,
-        )
-    )  # fmt: skip
+    gated = p[2] is not None
+    return decide(x.device, x.dtype, *x.shape, p[0].shape[0], gated, activation, training)
 
 
 def _forward(
@@ -70,7 +66,7 @@ class _Refuse(torch.autograd.Function):
 def _once(grads: Sequence[Tensor | None]) -> list[Tensor | None]:
     """In a backward that is itself recorded, the gradients with a node that refuses to be differentiated."""
     if not torch.is_grad_enabled():
-        return list(grads)
+        return list(grads)  # a first backward, within autocast
     there = [i for i, g in enumerate(grads) if g is not None]
     refusing = _Refuse.apply(*(grads[i].detach().requires_grad_() for i in there))
     out: list[Tensor | None] = [None] * len(grads)
@@ -105,8 +101,11 @@ class MLP(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy):
         x, p, kept = _load(ctx)
+        needs = ctx.needs_input_grad[:7]
+        if not torch.is_grad_enabled() and autocast_dtype(x.device.type) is None:
+            return *_backward(dy, x, p, kept, ctx.activation, needs), None, None
         with torch.no_grad(), without_autocast(x.device.type):
-            grads = _backward(dy, x, p, kept, ctx.activation, ctx.needs_input_grad[:7])
+            grads = _backward(dy, x, p, kept, ctx.activation, needs)
         return *_once(grads), None, None
 
 

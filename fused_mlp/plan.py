@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -58,7 +59,9 @@ class Plan:
         if self.tile is not None:
             lines.insert(1, f"tile    {self.tile}")
         elif self.path in ("epilogue", "decode"):
-            lines.insert(1, "tile    the default for this architecture and shape (tiles.default_tile)")
+            lines.insert(
+                1, "tile    the default for this architecture and shape (tiles.default_tile)"
+            )
         if self.entry is not None:
             times = sorted(self.entry["microseconds"].items(), key=lambda item: item[1])
             eager = self.entry["microseconds"].get("eager")
@@ -135,16 +138,22 @@ def obstacle(path: str, q: Query) -> str | None:
     return None
 
 
-def decide(q: Query) -> Plan:
-    """The plan for one call.
+def decide(*question: Any) -> Plan:
+    """The plan for one call: the fields of a `Query`, or one, in a form that is quick to look up.
 
     Raises:
         PathError: a path is forced that cannot run.
     """
-    return _decide(q, _forced.get(), _tile.get(), machine.onednn_enabled())
+    return _cached(question, _forced.get(), _tile.get(), machine.onednn_enabled())
 
 
 @lru_cache(maxsize=4096)
+def _cached(question: tuple, path: str | None, tile: Tile | None, onednn: bool) -> Plan:
+    # Hashing a tuple costs a fifth of hashing a dataclass, and every call pays for it.
+    query = question[0] if isinstance(question[0], Query) else Query(*question)
+    return _decide(query, path, tile, onednn)
+
+
 def _decide(q: Query, path: str | None, tile: Tile | None, onednn: bool) -> Plan:
     if path is not None:
         why = obstacle(path, q)
@@ -161,9 +170,7 @@ def _decide(q: Query, path: str | None, tile: Tile | None, onednn: bool) -> Plan
     why = obstacle(chosen, q)
     if why is not None:
         chosen, reason = "eager", why
-    return Plan(
-        chosen, f"{reason} (no table for {architecture} covers this shape)"
-    )
+    return Plan(chosen, f"{reason} (no table for {architecture} covers this shape)")
 
 
 def _measured(q: Query, entry: dict, architecture: str) -> Plan:
@@ -213,5 +220,5 @@ def _name(dtype: torch.dtype) -> str:
 
 def forget() -> None:
     """Drop cached decisions, after tables or the machine's settings changed."""
-    _decide.cache_clear()
+    _cached.cache_clear()
     tables.load.cache_clear()

@@ -138,7 +138,7 @@ def test_a_limit_is_kept(monkeypatch):
 
 def test_by_itself_a_weight_is_packed_at_its_second_call(monkeypatch):
     """Weights that live for one call, or change at every call, are never packed."""
-    monkeypatch.setattr(plan, "_decide", lambda *_: plan.Plan("onednn", "as if it were measured"))
+    monkeypatch.setattr(plan, "_cached", lambda *_: plan.Plan("onednn", "as if it were measured"))
     module = FusedMLP(12, 20)
     with torch.no_grad():
         module(X)
