@@ -264,6 +264,8 @@ def candidates(arch: str, math: Math, problem: Problem, limit: int = 16) -> Iter
     True
     """
     gpu = describe(arch)
+    ks: tuple[int, ...]
+    stages: tuple[int, ...]
     shipped = [t for t in _DEFAULTS[gpu.family, math][problem] if t.fits(arch, math, problem)]
     if math == "fp32":
         ks, stages = (16, 32), (2, 3)

@@ -101,8 +101,9 @@ def kernel(x, n, BLOCK: tl.constexpr):
 
 MEASURE = """
 from probe_kernel import kernel, Specimen
-specimen = Specimen('probe', kernel, {'x': '*fp32', 'n': 'i32', 'BLOCK': 'constexpr'}, {'BLOCK':
-128}, {}, 4, 1) print(static.compile_specimen(specimen, 'sm90', cache=False).sass_sha256)
+signature = {'x': '*fp32', 'n': 'i32', 'BLOCK': 'constexpr'}
+specimen = Specimen('probe', kernel, signature, {'BLOCK': 128}, {}, 4, 1)
+print(static.compile_specimen(specimen, 'sm90', cache=False).sass_sha256)
 """
 
 
