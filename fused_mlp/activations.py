@@ -5,8 +5,8 @@ fp32; the activation is a compile-time string, so a kernel holds the code of exa
 Where Triton is missing (it has no wheel for the platform) the eager parts work all the same.
 
 Written so that no step overflows for inputs whose result is finite: with ``s = 1 / (1 + exp(-z))``,
-    a large ``exp`` becomes an exact 0 or 1 instead of a NaN. ``gelu_tanh`` uses ``(1 + tanh(u)) / 2
-    = sigmoid(2u)``, which also avoids the cancellation in ``1 + tanh(u)`` for negative inputs.
+a large ``exp`` becomes an exact 0 or 1 instead of a NaN. ``gelu_tanh`` uses ``(1 + tanh(u)) / 2 =
+sigmoid(2u)``, which also avoids the cancellation in ``1 + tanh(u)`` for negative inputs.
 """
 
 from __future__ import annotations
