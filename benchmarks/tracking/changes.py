@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jinja2
 from asv.publishing import OutputPublisher
 
-from . import commits
-from .cases import cases, pairs, units
-from .judge import judge
+from . import commits, gate
+from .compare import compare
 from .render import amount, change
 from .results import Problem, Run, load
 from .verdict import Outcome, Report, Verdict
@@ -49,15 +49,15 @@ class Page:
         return ", ".join(f"{n} {name}" for name, n in numbers.items() if n)
 
 
-def newest_pairs(runs: Sequence[Run], line: Sequence[str]) -> list[tuple[str, str, str, str]]:
-    """(machine, env, base, head): the two newest commits on `line` each home has measured."""
+def newest_pairs(runs: Sequence[Run], line: Sequence[str]) -> list[tuple[str, str, str]]:
+    """(machine, base, head): the two newest commits on `line` each machine has measured."""
     place = {commit: i for i, commit in enumerate(line)}
-    homes: dict[tuple[str, str], set[str]] = defaultdict(set)
+    homes: dict[str, set[str]] = defaultdict(set)
     for run in runs:
         if run.commit in place:
-            homes[run.machine, run.env].add(run.commit)
+            homes[run.machine].add(run.commit)
     ordered = {home: sorted(found, key=place.__getitem__) for home, found in homes.items()}
-    return [(*home, found[-2], found[-1]) for home, found in ordered.items() if len(found) > 1]
+    return [(home, found[-2], found[-1]) for home, found in ordered.items() if len(found) > 1]
 
 
 def _hardware(run: Run) -> str:
@@ -66,16 +66,21 @@ def _hardware(run: Run) -> str:
 
 
 def collect(results: Path, repo: Path) -> tuple[list[Page], list[Problem]]:
-    """Judge each machine's two newest measured commits on the checked-out line."""
+    """Judge each machine's two newest measured commits on the checked-out line, as the gate does."""
     runs, problems = load(results)
     line = commits.ancestors(repo, commits.resolve(repo, "HEAD"))
+    parser = argparse.ArgumentParser()
+    gate.add_arguments(parser)
+    places = ["--results", str(results), "--repo", str(repo)]
     pages = []
-    for machine, env, base, head in newest_pairs(runs, line):
-        home = [run for run in runs if (run.machine, run.env) == (machine, env)]
-        (pair,) = pairs(home, base, head, line)
-        report = Report(base, head, tuple(judge(cases(pair, units(results)))))
+    for machine, base, head in newest_pairs(runs, line):
+        report = compare(parser.parse_args([base, head, "--machine", machine, *places]))
+        # Skipped files are the whole page's business, and listed below the last machine.
+        skipped = {str(problem) for problem in problems}
+        report = replace(report, notes=tuple(n for n in report.notes if n not in skipped))
+        measured = [run for run in runs if (run.machine, run.commit) == (machine, head)]
         subjects = [commits.git(repo, "log", "-1", "--format=%s", c)[1] for c in (base, head)]
-        pages.append(Page(machine, _hardware(home[-1]), report, *subjects))
+        pages.append(Page(machine, _hardware(measured[-1]), report, *subjects))
     return pages, problems
 
 
