@@ -129,6 +129,21 @@ def test_the_slow_mode_of_a_two_mode_benchmark_is_no_regression() -> None:
     assert "multi-modal" in verdict.flags
 
 
+def test_a_slow_mode_seen_now_and_then_is_no_regression_either() -> None:
+    # Eight of fifty: too few to be called a mode, enough to win most pairs by being slow again.
+    seldom = noisy(50, 0.003) * np.where(np.arange(50) % 6 == 2, 1.08, 1.0)
+    verdict = one(case(seldom, head=1.08, base_reruns=AGAIN, head_reruns=1.08 * AGAIN))
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert not verdict.gating
+    assert "slow mode" in verdict.reason
+
+
+@pytest.mark.parametrize("base", [1.043 * np.r_[AGAIN[:5], AGAIN[:5]], np.r_[[1.0] * 6, [1.2] * 4]])
+def test_base_run_again_must_agree_in_size_and_in_pairs(base) -> None:
+    c = case(QUIET, head=1.05, base_reruns=base, head_reruns=1.05 * np.r_[AGAIN[:5], AGAIN[:5]])
+    assert one(c).outcome is not Outcome.REGRESSED
+
+
 @pytest.mark.parametrize(
     ("values", "name"),
     [

@@ -26,11 +26,19 @@ def test_one_percent_a_commit_over_twenty_commits_is_found(seed, after) -> None:
     # What lies at the very end has not settled, so part of it is not yet seen.
     assert (0.06 if after == 0 else 0.17) < total < 0.23
     assert 50 <= found[0].before <= 75
+    if after:
+        assert [m.drift for m in found] == [True]
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_noise_alone_is_no_move(seed) -> None:
     assert moves(np.log(noisy(200, 0.02, seed=seed))) == []
+
+
+def test_a_step_too_small_to_matter_is_no_move() -> None:
+    logs = np.log(noisy(100, 0.003)) + np.r_[np.zeros(50), np.full(50, 0.012)]
+    assert moves(logs) == []
+    assert len(moves(logs + np.r_[np.zeros(50), np.full(50, 0.02)])) == 1
 
 
 def bisected(commits: int, first_slow: int, sigma: float, seed: int, step: float = 0.05):
