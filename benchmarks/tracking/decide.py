@@ -71,7 +71,7 @@ def decide(
             against = middle - nan_median(base)
             worse &= ~fresh | np.where(
                 known,
-                (share > rule.superiority_agreed) & (against > rule.dismiss),
+                share > rule.superiority_agreed,
                 (share > rule.superiority) & (against > least),
             )
             significant |= fresh & (z > rule.rank_z)
