@@ -66,7 +66,7 @@ def _hardware(run: Run) -> str:
 
 
 def collect(results: Path, repo: Path) -> tuple[list[Page], list[Problem]]:
-    """Judge each machine's two newest measured commits on the checked-out line, as the gate does."""
+    """Judge each machine's two newest measured commits on this line, as the gate does."""
     runs, problems = load(results)
     line = commits.ancestors(repo, commits.resolve(repo, "HEAD"))
     parser = argparse.ArgumentParser()

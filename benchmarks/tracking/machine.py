@@ -132,7 +132,7 @@ def identify(python: str = sys.executable) -> dict[str, str]:
 
 
 def conflicts(known: dict[str, Any], seen: dict[str, Any]) -> list[str]:
-    """In words, each hardware field in which two identities of one name differ (empty: the same)."""
+    """In words, each hardware field in which two identities of one name differ."""
     return [
         f"{key} is {seen[key]!r} here and {known[key]!r} there"
         for key in HARDWARE

@@ -35,7 +35,7 @@ def read(path: Path) -> Iterator[dict]:
 
 
 def lay_beside(new: Path, result: Path) -> None:
-    """Move a run's records beside its result; a benchmark measured again replaces its old records."""
+    """Move a run's records beside its result, in place of what it measured before."""
     fresh = list(read(new))
     new.unlink(missing_ok=True)
     if not fresh or not result.parent.is_dir():
