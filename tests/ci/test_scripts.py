@@ -202,3 +202,41 @@ def test_re_runs_are_read_in_order_and_only_if_they_are_results(tmp_path: Path) 
         (tmp_path / "many" / str(number)).mkdir(parents=True)
     with pytest.raises(Refused, match="more than the gate ever asks for"):
         Recorded(tmp_path / "many")
+
+
+@pytest.mark.parametrize(
+    ("tag", "reason"),
+    [("v9.9.9", "the tag is v9.9.9 but"), ("v0.1.0", "does not lie on main")],
+)
+def test_a_release_is_the_version_that_it_says_and_lies_on_main(
+    tmp_path: Path, remote: dict[str, str], tag: str, reason: str
+) -> None:
+    work = Path(remote["work"])  # at a commit that was never merged
+    (work / ".github" / "scripts").mkdir(parents=True)
+    script = work / ".github" / "scripts" / "build.sh"
+    script.write_text((ROOT / ".github" / "scripts" / "build.sh").read_text())
+    (work / "pyproject.toml").write_text('[project]\nversion = "0.1.0"\n')
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "python").symlink_to(sys.executable)
+    done = subprocess.run(
+        ["bash", str(script), "dist"],
+        env={"PATH": f"{tools}:/usr/bin:/bin", "TAG": tag},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert reason in done.stderr
+
+
+@pytest.mark.parametrize(
+    "name", ["incoming", "merge", "gitstore", "history", "github.message", "github.rights"]
+)
+def test_the_examples_in_the_docstrings_hold(name: str) -> None:
+    import doctest
+    import importlib
+
+    module = importlib.import_module(f"benchmarks.tracking.{name}")
+    assert doctest.testmod(module).failed == 0
+    assert doctest.testmod(load("tests/ci/actions.py")).failed == 0
