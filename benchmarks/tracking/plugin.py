@@ -29,9 +29,10 @@ from asv.commands.publish import Publish
 from asv.commands.run import Run
 from asv.console import log
 from asv.machine import Machine, MachineCollection
+from asv.results import Results
 
 from ..suite.harness import progress, selection, supervisor
-from . import environment, notes, report, terminal  # noqa: F401  (environment registers itself)
+from . import environment, notes, report, saving, terminal  # noqa: F401  (environment registers)
 from .machine import conflicts, identify
 
 NOTES_VARIABLE = "FUSED_MLP_NOTES"
@@ -99,17 +100,6 @@ def _warn_of_uncommitted(repo: str) -> None:
         log.warning("fused_mlp has uncommitted changes: asv measures commits, not the working tree")
 
 
-def _check_writable(results_dir: Path) -> None:
-    """Say that results cannot be kept before ten minutes of measuring, not after."""
-    try:
-        results_dir.mkdir(parents=True, exist_ok=True)
-        probe = results_dir / f".writable-{os.getpid()}"
-        probe.write_bytes(b"\0" * 65536)
-        probe.unlink()
-    except OSError as error:
-        raise util.UserError(f"results cannot be written: {error}") from error
-
-
 def _wrap_run(original):
     @functools.wraps(original)
     def run(cls, conf, *args, **kwargs):
@@ -119,8 +109,10 @@ def _wrap_run(original):
         scratch.mkdir(parents=True, exist_ok=True)
         saves = not kwargs.get("dry_run")
         if saves:
-            _check_writable(results_dir)
+            saving.check_writable(results_dir)
         machine = _adopt_machine(conf, kwargs.pop("machine", None), scratch)
+        if saves:
+            saving.check_format(results_dir, machine)
         _warn_of_uncommitted(conf.repo)
         _session = Session(results_dir, scratch, machine, saves)
         kwargs.update(
@@ -249,5 +241,6 @@ def setup() -> None:
     Machine.get_unique_machine_name = classmethod(lambda cls: _identity()["machine"])
     Run.run = _wrap_run(Run.run.__func__)
     asv.commands.run.run_benchmarks = _wrap_run_benchmarks(asv.commands.run.run_benchmarks)
+    Results.save = saving.whole_or_not_at_all(Results.save)
     asv.runner.format_benchmark_result = terminal.measured_table
     Publish.run = _wrap_publish(Publish.run.__func__)
