@@ -60,8 +60,8 @@ def whole_or_not_at_all(original):
             kept = Path(tempfile.mkdtemp(prefix="fused_mlp-results-"))
             original(self, str(kept))
             raise util.UserError(
-                f"{target} cannot be written ({error.strerror or error}). What was measured is kept:"
-                f" copy {kept / self._filename} there when it can be"
+                f"{target} cannot be written ({error.strerror or error}). What was measured is"
+                f" kept: copy {kept / self._filename} there when it can be"
             ) from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)
