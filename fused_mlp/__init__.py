@@ -1,8 +1,8 @@
 """Fused MLPs for PyTorch."""
 
 from . import reference
-from .functional import fused_mlp
 from .explaining import explain
+from .functional import fused_mlp
 from .integrations import fuse, unfuse
 from .modules import FusedMLP
 from .plan import PathError, use_path

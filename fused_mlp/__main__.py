@@ -1,7 +1,7 @@
 """``python -m fused_mlp explain | tune | compare | profile | gpu-check``.
 
-Exit codes: 0 done (gpu-check: all passed), 1 gpu-check found a failure, 2 bad usage, 4 nothing could be measured,
-130 stopped by Ctrl-C (tune goes on where it was).
+Exit codes: 0 done (gpu-check: all passed), 1 gpu-check found a failure, 2 bad usage, 4 nothing
+could be measured, 130 stopped by Ctrl-C (tune goes on where it was).
 """
 
 from __future__ import annotations

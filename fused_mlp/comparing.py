@@ -80,7 +80,7 @@ def table(rows: Sequence[Row]) -> str:
             f"{shape:<18}{c.dtype:<10}{'training' if c.training else 'inference':<11}{c.tokens:>7}  "
             f"{r.path:<10}{r.eager:>12.1f}{r.fused:>12.1f}  {plan.comparison(r.speedup):<16}{kept}".rstrip()
         )
-    return "\n".join(lines + ["", *summary(rows)])
+    return "\n".join([*lines, "", *summary(rows)])
 
 
 def summary(rows: Sequence[Row]) -> list[str]:

@@ -31,23 +31,26 @@ def fused_mlp(
     Args:
         x: ``(..., hidden_size)``, of any rank from 1, any strides, also with no tokens at all.
         up_weight: ``(intermediate_size, hidden_size)``, as in `torch.nn.Linear`.
-        down_weight: ``(hidden_size, intermediate_size)``; its first size may differ from ``x``'s last.
+        down_weight: ``(hidden_size, intermediate_size)``; its first size may differ from ``x``'s
+        last.
         gate_weight: ``(intermediate_size, hidden_size)``, or None for a plain MLP.
         up_bias, gate_bias: ``(intermediate_size,)`` or None.
         down_bias: ``(hidden_size,)`` or None.
-        activation: ``gelu``, ``gelu_tanh``, ``silu``, ``relu``, ``relu2``, ``quick_gelu``, ``sigmoid``, ``identity`` or
-            an alias of these.
-        recompute: what is computed again in backward instead of being kept: ``"none"`` keeps 3 activations of
-            ``(tokens, intermediate_size)`` (2 without a gate), ``"activation"`` 2 (1), ``"all"`` none. Eager PyTorch
-            keeps 4 (2).
+        activation: ``gelu``, ``gelu_tanh``, ``silu``, ``relu``, ``relu2``, ``quick_gelu``,
+            ``sigmoid``, ``identity`` or an alias of these.
+        recompute: what is computed again in backward instead of being kept: ``"none"`` keeps 3
+            activations of ``(tokens, intermediate_size)`` (2 without a gate), ``"activation"`` 2
+            (1), ``"all"`` none. Eager PyTorch keeps 4 (2).
 
     Returns:
         ``(..., hidden_size)`` in the dtype of ``x`` (under autocast, in autocast's).
 
     Raises:
-        ValueError: shapes that do not fit together, or devices that differ; an unknown activation or recompute.
+        ValueError: shapes that do not fit together, or devices that differ; an unknown activation
+        or recompute.
         TypeError: dtypes that differ or are not floating point.
-        RuntimeError: a gradient is wanted in inference mode; parameters on the meta device with an ``x`` that is not.
+        RuntimeError: a gradient is wanted in inference mode; parameters on the meta device with an
+        ``x`` that is not.
         PathError: `use_path` forces a path that cannot run here.
 
     Differentiable once; `fused_mlp.reference.mlp` any number of times.

@@ -1,8 +1,9 @@
 """``python -m fused_mlp gpu-check``: test, tune and measure on a GPU, in under 5 minutes and without a network.
 
-Three steps, each with its own share of the time, and one table at the end: shape, path, µs, fraction of the roofline, and how
-that compares with eager, torch.compile and (where installed) Liger. The roofline is the larger of arithmetic over the
-GPU's measured peak and least traffic over its measured bandwidth; both peaks are measured here, not read from a brochure.
+Three steps, each with its own share of the time, and one table at the end: shape, path, µs,
+fraction of the roofline, and how that compares with eager, torch.compile and (where installed)
+Liger. The roofline is the larger of arithmetic over the GPU's measured peak and least traffic over
+its measured bandwidth; both peaks are measured here, not read from a brochure.
 """
 
 from __future__ import annotations

@@ -12,8 +12,9 @@ from .roles import Roles
 class FusedMLP(nn.Module):
     """``down_proj(act(gate_proj(x)) * up_proj(x))``, or ``down_proj(act(up_proj(x)))`` with ``gated=False``.
 
-    The children are ordinary `nn.Linear` modules, so checkpoints, optimizers, hooks, LoRA, quantization and sharding
-    find what they expect; where a child is no longer a plain linear layer, the children are called one by one.
+    The children are ordinary `nn.Linear` modules, so checkpoints, optimizers, hooks, LoRA,
+    quantization and sharding find what they expect; where a child is no longer a plain linear
+    layer, the children are called one by one.
 
     Args:
         hidden_size: last size of the input and the output.
@@ -81,11 +82,13 @@ class FusedMLP(nn.Module):
         """A fused module with the very parameters of ``mlp``; nothing is copied and ``mlp`` stays as it is.
 
         Args:
-            mlp: a module that computes an MLP, whatever its class and its children's names (LlamaMLP, GPT2MLP,
-                ``nn.Sequential(Linear, act, Linear)``, ``nn.TransformerEncoderLayer``, ...); it is recognised by
-                what it computes. Its ``state_dict`` keys are kept.
-            output: the second half, where a model splits its MLP over two modules (BERT's intermediate and output);
-                the result is then the two linear layers alone, without dropout, residual or norm.
+            mlp: a module that computes an MLP, whatever its class and its children's names
+                (LlamaMLP, GPT2MLP, ``nn.Sequential(Linear, act, Linear)``,
+                ``nn.TransformerEncoderLayer``, ...); it is recognised by what it computes. Its
+                ``state_dict`` keys are kept.
+            output: the second half, where a model splits its MLP over two modules (BERT's
+                intermediate and output); the result is then the two linear layers alone, without
+                dropout, residual or norm.
 
         Raises:
             ValueError: the module is not an MLP of this kind; the message says why.

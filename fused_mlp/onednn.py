@@ -1,15 +1,18 @@
 """MLP inference through oneDNN's fused linear layers on a CPU, with weights packed once and never served stale.
 
-    act(gate(x)) * up(x) is two calls (activation and product are post-ops), down(...) a third: no elementwise pass.
+    act(gate(x)) * up(x) is two calls (activation and product are post-ops), down(...) a third: no
+    elementwise pass.
 
-A packed copy costs as many bytes as the weight. It is made at the second call that sees the same weight, so weights
-that live for one call are never copied, and it is dropped when the weight dies, moves or changes:
+A packed copy costs as many bytes as the weight. It is made at the second call that sees the same
+weight, so weights that live for one call are never copied, and it is dropped when the weight dies,
+moves or changes:
 
-- other storage, shape or dtype (``.to()``, ``.data = ...``, ``load_state_dict(assign=True)``): the storage is compared by
-  identity and held weakly, so the copy goes when it goes;
+- other storage, shape or dtype (``.to()``, ``.data = ...``, ``load_state_dict(assign=True)``): the
+  storage is compared by identity and held weakly, so the copy goes when it goes;
 - writes that PyTorch counts (optimizers, ``copy_``, ``load_state_dict``): ``Tensor._version``;
-- writes that it does not count (``.data.mul_()``, NumPy views): the bits on the weight's diagonal, which cross every
-  row and every column, are compared at each call. A write that misses the diagonal, such as a few single elements set
+- writes that it does not count (``.data.mul_()``, NumPy views): the bits on the weight's diagonal,
+  which cross every row and every column, are compared at each call. A write that misses the
+  diagonal, such as a few single elements set
   through NumPy, cannot be seen: call `clear` after it.
 """
 
@@ -25,8 +28,9 @@ from .activations import Activation
 from .machine import onednn_native
 
 _linear = torch.ops.mkldnn._linear_pointwise
-# Measured on Zen 4 (fp32, 768/3072 and 2048/5632): below 4 tokens checking and reading a packed copy costs more than it
-# gains; above 256 it gains under 4 % over packing within the call, and is not worth a second copy of the weights.
+# Measured on Zen 4 (fp32, 768/3072 and 2048/5632): below 4 tokens checking and reading a packed
+# copy costs more than it gains; above 256 it gains under 4 % over packing within the call, and is
+# not worth a second copy of the weights.
 PACK_FROM, PACK_TO = 4, 256
 # Its post-op turns NaN into 0, eager does not.
 UNFAITHFUL = {"relu"}
@@ -65,8 +69,8 @@ class _Entry:
 class Cache:
     """Packed weights, by the storage of the weight they were packed from and the place in it.
 
-    ``limit`` bounds the bytes of all packed copies; weights beyond it are used as they lie, which is correct and
-    somewhat slower.
+    ``limit`` bounds the bytes of all packed copies; weights beyond it are used as they lie, which
+    is correct and somewhat slower.
     """
 
     limit: int = 1 << 40
@@ -170,8 +174,8 @@ def mlp(
 ) -> Tensor:
     """Inference of the whole MLP; ``x`` is ``(tokens, hidden_size)``.
 
-    Where the CPU does not multiply the dtype natively, the packed weights are fp32, so that nothing is converted per
-    call but ``x`` and the result; until they are packed, the weights are.
+    Where the CPU does not multiply the dtype natively, the packed weights are fp32, so that
+    nothing is converted per call but ``x`` and the result; until they are packed, the weights are.
     """
     if x.shape[0] == 0:
         return x.new_empty(0, down_weight.shape[0])

@@ -3,10 +3,11 @@
 One forward, one backward and one rule for what is saved serve two front doors:
 
 - an eager call goes through `MLP`, a `torch.autograd.Function`;
-- a traced one (`torch.compile`, `torch.export`) through ``torch.ops.fused_mlp.mlp``, which a graph can hold. In an eager
-  call that operator would cost several times the arithmetic of a small MLP.
+- a traced one (`torch.compile`, `torch.export`) through ``torch.ops.fused_mlp.mlp``, which a graph
+  can hold. In an eager call that operator would cost several times the arithmetic of a small MLP.
 
-``keep`` says what is saved for backward: 0 nothing, 1 the pre-activations, 2 the hidden activation as well.
+``keep`` says what is saved for backward: 0 nothing, 1 the pre-activations, 2 the hidden activation
+as well.
 """
 
 from __future__ import annotations
@@ -123,7 +124,8 @@ def autocast_dtype(device_type: str) -> torch.dtype | None:
     return torch.get_autocast_dtype(device_type)
 
 
-# ---------------------------------------------------------------- operators that a traced graph holds
+# ---------------------------------------------------------------- operators that a traced graph
+# holds
 
 
 @torch.library.custom_op("fused_mlp::mlp", mutates_args=())
@@ -190,7 +192,8 @@ def mlp_backward_op(
 ) -> list[Tensor]:
     """`Grads`, with empty tensors for those not needed."""
     p = Params(up_weight, down_weight, gate_weight, up_bias, gate_bias, down_bias)
-    # An empty tensor stands for what was not kept. With no tokens that is ambiguous and harmless: it is computed again.
+    # An empty tensor stands for what was not kept. With no tokens that is ambiguous and harmless:
+    # it is computed again.
     kept = Kept(*(t if t.numel() else None for t in (first, second, hidden)))
     grads = _backward(dy, x, p, kept, activation, needs)
     return [x.new_empty(0) if g is None else g for g in grads]

@@ -2,9 +2,11 @@
 
 A forward returns the output and what was asked to be kept for backward:
 
-- ``keep=0``: nothing. ``keep=1``: the pre-activations. ``keep=2``: the pre-activations and the hidden activation.
-- On a CPU the pre-activations are two tensors, gate and up; elsewhere one buffer ``(tokens, 2 * intermediate)`` laid out
-  [gate | up], written by one GEMM or one kernel. `layout` says which; without a gate there is only up.
+- ``keep=0``: nothing. ``keep=1``: the pre-activations. ``keep=2``: the pre-activations and the
+  hidden activation.
+- On a CPU the pre-activations are two tensors, gate and up; elsewhere one buffer ``(tokens, 2 *
+  intermediate)`` laid out [gate | up], written by one GEMM or one kernel. `layout` says which;
+  without a gate there is only up.
 """
 
 from __future__ import annotations
@@ -315,8 +317,8 @@ def _d_x(
         )
     if packed is not None:
         weight = packed_weight(p.gate_weight, p.up_weight)
-        # The copy reads and writes 2·d·h elements once; at 1024 tokens that is under a tenth of the GEMM's traffic-free
-        # time, and it spares a pass over dX and its rounding in between.
+        # The copy reads and writes 2·d·h elements once; at 1024 tokens that is under a tenth of
+        # the GEMM's traffic-free time, and it spares a pass over dX and its rounding in between.
         if weight is None and packed.shape[0] >= 1024:
             weight = torch.cat([p.gate_weight, p.up_weight])
         if weight is not None:

@@ -1,7 +1,8 @@
 """Which path runs for a call, and why: measured tables first, a stated conservative rule where there is none.
 
-The plan knows shapes, dtypes and tables; it knows nothing of Triton or autograd. It is a pure function of a `Query`,
-the forced path and the tables, and is cached, so a call pays for one dictionary look-up.
+The plan knows shapes, dtypes and tables; it knows nothing of Triton or autograd. It is a pure
+function of a `Query`, the forced path and the tables, and is cached, so a call pays for one
+dictionary look-up.
 """
 
 from __future__ import annotations
@@ -86,8 +87,9 @@ def use_path(path: str) -> Iterator[None]:
         path: one of ``eager``, ``packed``, ``epilogue``, ``decode``, ``onednn``, ``interpreted``.
 
     >>> import torch, fused_mlp
+    >>> x, up, down = torch.ones(1, 2), torch.ones(3, 2), torch.ones(2, 3)
     >>> with fused_mlp.use_path("eager"):
-    ...     fused_mlp.fused_mlp(torch.ones(1, 2), torch.ones(3, 2), torch.ones(2, 3), activation="relu")
+    ...     fused_mlp.fused_mlp(x, up, down, activation="relu")
     tensor([[6., 6.]])
     """
     if path not in PATHS:
@@ -193,9 +195,10 @@ def _measured(q: Query, entry: dict, architecture: str) -> Plan:
 def rule(q: Query) -> tuple[str, str]:
     """The path where nothing was measured, chosen so that it cannot lose much, and the reason in words.
 
-    On a GPU: `packed` from 512 tokens, where it only replaces elementwise kernels by one that moves fewer bytes, and
-    eager below; a kernel that has to beat the vendor's GEMM is never picked on hope. On a CPU: `onednn` from 16 tokens
-    on weights of at least 64K elements; below that the call's own overhead decides.
+    On a GPU: `packed` from 512 tokens, where it only replaces elementwise kernels by one that
+    moves fewer bytes, and eager below; a kernel that has to beat the vendor's GEMM is never picked
+    on hope. On a CPU: `onednn` from 16 tokens on weights of at least 64K elements; below that the
+    call's own overhead decides.
     """
     if q.device.type == "cuda":
         if q.tokens >= 512:

@@ -1,7 +1,7 @@
 """The MLP in plain PyTorch: the specification that every path is held to, and the path that is always right.
 
-It is made of aten operators alone, so whatever understands those understands it: tensor subclasses, `torch.func`
-transforms, forward-mode and double backward, dispatch modes.
+It is made of aten operators alone, so whatever understands those understands it: tensor
+subclasses, `torch.func` transforms, forward-mode and double backward, dispatch modes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ def mlp(
 ) -> Tensor:
     """``down(act(gate(x)) * up(x))``, or ``down(act(up(x)))`` without a gate.
 
-    Shapes as in `fused_mlp.fused_mlp`. Nothing is checked beyond what PyTorch's own operators check.
+    Shapes as in `fused_mlp.fused_mlp`. Nothing is checked beyond what PyTorch's own operators
+    check.
 
     >>> import torch
     >>> x, up, down = torch.ones(2, 3), torch.ones(4, 3), torch.ones(3, 4)

@@ -24,8 +24,8 @@ class Roles:
     """Which child plays which part.
 
     Attributes:
-        gate, up, down: names of children; ``gate`` is None in a plain MLP. Where gate and up name the same child, it
-            is a packed projection whose rows are the gate's, then the up's.
+        gate, up, down: names of children; ``gate`` is None in a plain MLP. Where gate and up name
+            the same child, it is a packed projection whose rows are the gate's, then the up's.
         activation: a name of the registry.
         after: name of a dropout that follows ``down``, or None.
         inside: names of dropouts elsewhere, which forbid fusing while they drop.

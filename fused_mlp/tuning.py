@@ -1,7 +1,8 @@
 """``python -m fused_mlp tune``: measures every path on this device and writes its table. It never runs by itself.
 
-Tiles that would spill or exceed shared memory are left out before anything is timed, by the rule in `tiles`. The file is
-written after every case, so a run can be stopped at any time (Ctrl-C) and goes on where it was.
+Tiles that would spill or exceed shared memory are left out before anything is timed, by the rule
+in `tiles`. The file is written after every case, so a run can be stopped at any time (Ctrl-C) and
+goes on where it was.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def tune(
     Args:
         seconds: time for each case.
         again: measure also what the table has already.
-        measure: ``(case, device, seconds)`` to microseconds by path, and tiles; tests put their own in.
+        measure: ``(case, device, seconds)`` to microseconds by path, and tiles; tests put their
+            own in.
     """
     measure = measure or measured
     architecture = machine.architecture(device)
@@ -83,7 +85,8 @@ def measured(
         path: measuring.step(module, x, dy, case.training, path)
         for path in measuring.able_paths(case, device)
     }
-    # The module as an author writes it, not this package's own eager path, is what must not be slower.
+    # The module as an author writes it, not this package's own eager path, is what must not be
+    # slower.
     calls["eager"] = measuring.step(measuring.EagerMLP(module), x, dy, case.training, None)
     tiles: dict[str, dict] = {}
     if "epilogue" in calls:

@@ -78,9 +78,9 @@ def _from_halves(first: nn.Module, second: nn.Module) -> FusedMLP:
 def fuse(model: nn.Module, *, recompute: str = "activation") -> list[str]:
     """Fuse every MLP in a model, in place, and return their names.
 
-    An MLP is recognised by its structure and by what it computes on a few random tokens, not by its name. The modules stay
-    the same objects with the same parameters and ``state_dict``; only how they compute changes. What cannot be fused
-    safely stays as it was, and `explain` says why.
+    An MLP is recognised by its structure and by what it computes on a few random tokens, not by
+    its name. The modules stay the same objects with the same parameters and ``state_dict``; only
+    how they compute changes. What cannot be fused safely stays as it was, and `explain` says why.
 
     Args:
         model: any module; itself, too, if it is an MLP.

@@ -1,8 +1,9 @@
 """Turns a recognised module into a fused one by giving the very same object another class, and back.
 
-The object keeps its identity, parameters, children, hooks, buffers and attributes; only its ``forward`` differs, and its
-class is a subclass of the one it had. Whenever a child stops being a plain linear layer (LoRA, a quantized weight, a
-hook, a dropout that drops), the original ``forward`` runs.
+The object keeps its identity, parameters, children, hooks, buffers and attributes; only its
+``forward`` differs, and its class is a subclass of the one it had. Whenever a child stops being a
+plain linear layer (LoRA, a quantized weight, a hook, a dropout that drops), the original
+``forward`` runs.
 """
 
 from __future__ import annotations

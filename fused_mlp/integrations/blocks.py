@@ -5,6 +5,7 @@ Both are fused in place, as in `adopt`.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +22,8 @@ from .structure import TOLERANCE, evaluating, held_activations, identify
 class AdoptedBlock(nn.Module):
     """A transformer layer whose ``_ff_block`` computes through `fused_mlp`.
 
-    In eval mode and without gradients PyTorch takes a fast path of its own through the whole layer, and this is not
-    called.
+    In eval mode and without gradients PyTorch takes a fast path of its own through the whole
+    layer, and this is not called.
     """
 
     _fused_by_adoption = True
@@ -52,7 +53,8 @@ def recognise_block(module: nn.Module) -> Roles | str | None:
     if activation is None:
         return "its activation is none of the registry's"
     inner = children.get("dropout")
-    # The dropout after linear2 is the highest numbered one, in the encoder's layer and in the decoder's.
+    # The dropout after linear2 is the highest numbered one, in the encoder's layer and in the
+    # decoder's.
     outer = max((n for n in children if n.startswith("dropout") and n != "dropout"), default=None)
     roles = Roles(
         "linear1", "linear2", None, activation, outer, ("dropout",) if inner is not None else ()
@@ -158,7 +160,7 @@ class AdoptedSecond(nn.Module):
 def recognise_pair(parent: nn.Module) -> Pair | str | None:
     """Two children of one module that make an MLP: linear and activation, then linear and whatever follows."""
     children = [c for c in parent._modules.values() if c is not None]
-    for first, second in zip(children, children[1:], strict=False):
+    for first, second in itertools.pairwise(children):
         if "_fused_mlp" in first.__dict__ or "_fused_mlp" in second.__dict__:
             continue
         up, down = _only_linear(first), _only_linear(second)
@@ -220,7 +222,7 @@ def _only_parameters(module: nn.Module, name: str) -> bool:
 
 
 def _tokens(linear: nn.Module) -> Tensor | str:
-    weight, bias = weight_and_bias(linear)
+    weight, _ = weight_and_bias(linear)
     if weight.device.type == "meta":
         return "its weights are on the meta device, so what it computes cannot be seen"
     if weight.dtype not in TOLERANCE:

@@ -1,9 +1,10 @@
 """Recognises an MLP by what it is made of and by what it computes, never by its class's name.
 
-A module is taken for an MLP if it has two or three linear children of fitting sizes, nothing else that holds parameters,
-and if, run on a few random tokens, it gives what ``down(act(gate(x)) * up(x))`` or ``down(act(up(x)))`` gives. Which
-child is the gate, and which activation it is, are found by trying; whatever does not reproduce the module's own output
-is kept as it was, with the reason.
+A module is taken for an MLP if it has two or three linear children of fitting sizes, nothing else
+that holds parameters, and if, run on a few random tokens, it gives what ``down(act(gate(x)) *
+up(x))`` or ``down(act(up(x)))`` gives. Which child is the gate, and which activation it is, are
+found by trying; whatever does not reproduce the module's own output is kept as it was, with the
+reason.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from .. import activations, reference
 from ..paths import Params
 from ..roles import Roles, is_linear, weight_and_bias, why_not_plain
 
-# Most that a right candidate's output may differ by, relative to the largest output: a few roundings of each dtype.
+# Most that a right candidate's output may differ by, relative to the largest output: a few
+# roundings of each dtype.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 _DROPOUTS = (nn.Dropout, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.Identity)
 

@@ -1,8 +1,8 @@
 """Measured tables: one JSON file per architecture, written by ``python -m fused_mlp tune``.
 
-A file holds the architecture, what measured it, and entries: dtype, gated, training, tokens, hidden, intermediate,
-the microseconds of each path, and the tile of those that have one. A user's own tables, in the folder named by
-``FUSED_MLP_TABLES``, are laid over the package's.
+A file holds the architecture, what measured it, and entries: dtype, gated, training, tokens,
+hidden, intermediate, the microseconds of each path, and the tile of those that have one. A user's
+own tables, in the folder named by ``FUSED_MLP_TABLES``, are laid over the package's.
 """
 
 from __future__ import annotations

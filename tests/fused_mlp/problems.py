@@ -78,8 +78,9 @@ def assert_as_exact_as_eager(
 ) -> None:
     """Every error against float64 is at most twice eager's own, and one rounding of the largest value.
 
-    A result of few elements can be nearly exact by luck, or tiny because its terms cancel. For those, the largest value is
-    that of ``sizes``, the same MLP of absolute values, and eager's error the worst relative one of all its results.
+    A result of few elements can be nearly exact by luck, or tiny because its terms cancel. For
+    those, the largest value is that of ``sizes``, the same MLP of absolute values, and eager's
+    error the worst relative one of all its results.
     """
     scales = [
         max((c if c.numel() >= 64 else s).abs().max().item(), 1e-300) if c.numel() else 1.0

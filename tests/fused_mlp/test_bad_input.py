@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from fused_mlp import FusedMLP, PathError, explain, fused_mlp, use_path
 
 X, UP, DOWN = torch.ones(2, 4), torch.ones(8, 4), torch.ones(4, 8)
@@ -64,7 +65,7 @@ def test_a_gradient_wanted_in_inference_mode():
         FusedMLP(4, 8)(X.clone().requires_grad_())
     with torch.inference_mode():
         x = torch.ones(2, 4)
-    with pytest.raises(RuntimeError, match="[Ii]nference tensors cannot be saved for backward"):
+    with pytest.raises(RuntimeError, match=r"[Ii]nference tensors cannot be saved for backward"):
         FusedMLP(4, 8)(x)
 
 
@@ -77,7 +78,7 @@ def test_unknown_arguments_of_the_module_fail_when_it_is_made():
 
 def test_unknown_path():
     with (
-        pytest.raises(ValueError, match="unknown path 'fast'; known are eager, packed"),
+        pytest.raises(ValueError, match=r"unknown path 'fast'; known are eager, packed"),
         use_path("fast"),
     ):
         pass

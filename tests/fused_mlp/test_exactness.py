@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from fused_mlp import activations, use_path
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from fused_mlp import activations, use_path
 
 from .problems import assert_path_is_exact, problem
 

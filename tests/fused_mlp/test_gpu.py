@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from fused_mlp import FusedMLP, use_path
 
 from .problems import assert_as_exact_as_eager, problem, results

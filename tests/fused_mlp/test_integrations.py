@@ -5,8 +5,9 @@ import pickle
 
 import pytest
 import torch
-from fused_mlp import FusedMLP, explain, fuse, unfuse
 from torch import nn
+
+from fused_mlp import FusedMLP, explain, fuse, unfuse
 
 IDS = torch.randint(0, 64, (2, 7), generator=torch.Generator().manual_seed(0))
 SIZES = {

@@ -6,9 +6,10 @@ import pickle
 import pytest
 import safetensors.torch
 import torch
-from fused_mlp import FusedMLP, explain
 from torch import nn
 from torch.nn.utils import parametrizations, prune
+
+from fused_mlp import FusedMLP, explain
 
 
 class LlamaLike(nn.Module):

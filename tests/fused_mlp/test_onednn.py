@@ -4,8 +4,9 @@ import gc
 
 import pytest
 import torch
-from fused_mlp import FusedMLP, machine, onednn, plan, use_path
 from torch import Tensor
+
+from fused_mlp import FusedMLP, machine, onednn, plan, use_path
 
 pytestmark = pytest.mark.skipif(not machine.onednn_enabled(), reason="this torch has no oneDNN")
 X = torch.randn(8, 12)

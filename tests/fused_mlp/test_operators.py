@@ -3,9 +3,10 @@
 import pytest
 import torch
 import torch._dynamo.testing
-from fused_mlp import FusedMLP, fused_mlp, ops, reference, use_path
 from torch.library import opcheck
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from fused_mlp import FusedMLP, fused_mlp, ops, reference, use_path
 
 from .problems import problem
 

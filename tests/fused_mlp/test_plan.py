@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+
 from fused_mlp import FusedMLP, explain, machine, plan, tables
 from fused_mlp.plan import Query
 

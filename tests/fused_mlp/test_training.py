@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from fused_mlp import FusedMLP, fused_mlp, reference, use_path
 from torch import nn
+
+from fused_mlp import FusedMLP, fused_mlp, reference, use_path
 
 from .problems import problem
 

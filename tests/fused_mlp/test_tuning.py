@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+
 from fused_mlp import comparing, gpu_check, machine, measuring, plan, tables, tuning
 from fused_mlp.__main__ import main
 from fused_mlp.measuring import Case
