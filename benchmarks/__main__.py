@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+from types import ModuleType
 
 # command -> (module with add_arguments(parser) and run(args) -> exit code, one line of help)
 COMMANDS = {
@@ -28,6 +29,19 @@ exit codes:
   3 inconclusive   4 nothing measured"""
 
 
+def _load(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name, __package__)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("benchmarks"):
+            raise
+        print(
+            f'{error.name} is not installed: pip install -c constraints.txt -e ".[bench]"',
+            file=sys.stderr,
+        )
+        raise SystemExit(2) from None
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
@@ -40,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     for name, (module_name, text) in COMMANDS.items():
         # Only the chosen command's module is imported: the others' imports cost seconds.
         chosen = arguments[:1] == [name]
-        module = importlib.import_module(module_name, __package__) if chosen else None
+        module = _load(module_name) if chosen else None
         subparser = subparsers.add_parser(
             name,
             help=text,

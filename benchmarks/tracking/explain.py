@@ -57,6 +57,8 @@ def explain(verdicts: Sequence[Verdict], pair: Pair, base: str, head: str) -> li
     for v in verdicts:
         kin[_class(v.series.benchmark), v.series.params].append(v)
     code = compiled(*sides)
+    if code and not _runs_kernels(pair):
+        code = None  # compiled here, run elsewhere: they explain no latency of this machine
     place = environment(pair)
     out = []
     for v in verdicts:
@@ -97,6 +99,11 @@ def regex(series: Series) -> str:
     # asv writes parameters as repr() does, strings with their quotes.
     params = ", ".join(f".?{re.escape(p)}.?" for p in series.params)
     return rf"^{re.escape(series.benchmark)}\({params}\)$"
+
+
+def _runs_kernels(pair: Pair) -> bool:
+    """Whether the machine has a GPU, so that a latency there can come from a kernel's code."""
+    return any(run.params.get("gpu") != "none" for run in (pair.base, pair.head) if run)
 
 
 def compiled(base: Records, head: Records) -> list[str] | None:

@@ -77,9 +77,7 @@ def markdown(report: Report, largest: int = LARGEST) -> str:
     for kind, names in report.apart.items():
         listed = ", ".join(md(n) for n in names[:5])
         more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-        tail.append(
-            f"- {kind}: " + (f"{len(names)}" if kind == "not applicable" else listed + more)
-        )
+        tail.append(f"- {kind}: {listed}{more}")
     tail += [f"- {md(n)}" for n in report.notes[:20]]
     verdicts = shown(report)
     blocks = [_row(v) for v in verdicts]

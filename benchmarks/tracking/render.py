@@ -138,8 +138,7 @@ def terminal(report: Report, everything: bool = False, console: Console | None =
             out.print(Text("  " + printable(line)), soft_wrap=line.startswith("repeat:"))
     for kind, names in report.apart.items():
         listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-        text = str(len(names)) if kind == "not applicable" else listed
-        out.print(Text(f"{kind}: {printable(text)}"))
+        out.print(Text(f"{kind}: {printable(listed)}"))
     for note in report.notes:
         out.print(Text(printable(note)))
     if report.invalid:

@@ -22,13 +22,16 @@ def assemble(
     rule: Rule = DEFAULT,
 ) -> Report:
     """The report of one comparison, with what holds for the run as a whole."""
+    # A machine leaves most of the table out: what neither side could measure is nobody's news.
+    idle = {c.series for c in cases if {c.base.state, c.head.state} <= {"skipped", "absent"}}
+    verdicts = [v for v in verdicts if v.series not in idle]
     shared = common_shift(verdicts, rule)
     return Report(
         base,
         head,
         tuple(verdicts),
         notes=(*notes, *doubts(verdicts, rule)),
-        apart=apart(cases),
+        apart=apart([c for c in cases if c.series not in idle]),
         invalid="; ".join(shared),
     )
 
@@ -91,8 +94,6 @@ def apart(cases: Sequence[Case]) -> dict[str, tuple[str, ...]]:
             found["failed before, works now"].append(name)
         elif base == "ok" and head == "skipped":
             found["no longer applicable"].append(name)
-        elif base == head == "skipped":
-            found["not applicable"].append(name)
         elif case.base.version != case.head.version:
             found["changed version"].append(name)
     return {why: tuple(sorted(names)) for why, names in found.items()}

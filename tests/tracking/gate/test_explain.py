@@ -30,14 +30,14 @@ def verdicts() -> list[Verdict]:
     ]
 
 
-def explained(tmp_path: Path, base: list[dict], head: list[dict]) -> str:
+def explained(tmp_path: Path, base: list[dict], head: list[dict], **machine: str) -> str:
     import json
 
     runs = []
     for name, notes in (("base", base), ("head", head)):
         path = tmp_path / f"{name}.jsonl"
         path.write_text("".join(json.dumps(n) + "\n" for n in notes))
-        run = parse(result("a" * 40, {}))
+        run = parse(result("a" * 40, {}, **machine))
         object.__setattr__(run, "notes_path", path)
         runs.append(run)
     found = explain.explain(verdicts(), Pair(*runs), "a" * 40, "b" * 40)
@@ -70,6 +70,11 @@ def test_changed_machine_code_is_named(tmp_path: Path) -> None:
     text = explained(tmp_path, [kernel("x", fma=3)], [kernel("y", fma=5)])
     assert "machine code changed in: glu sm90" in text
     assert "look at host code" not in text
+
+
+def test_kernels_that_a_cpu_never_runs_explain_none_of_its_latencies(tmp_path: Path) -> None:
+    text = explained(tmp_path, [kernel("x", fma=3)], [kernel("y", fma=5)], gpu="none")
+    assert "machine code" not in text
 
 
 def test_records_of_any_form_are_survived(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -288,3 +289,11 @@ def test_any_numbers_give_a_verdict_and_bad_ones_never_a_pass(
         assert verdict.outcome is Outcome.NOT_MEASURED
     assert isinstance(Report("a", "b", (verdict,)).exit_code, int)
     assert verdict.percent is not None
+
+
+def test_what_neither_side_could_measure_is_not_listed() -> None:
+    idle = replace(case(noisy(50, 0.01)), base=Side(state="skipped"), head=Side(state="skipped"))
+    real = case(noisy(50, 0.01), params=("p",))
+    report = assemble("a", "b", [idle, real], judge([idle, real]))
+    assert [v.series for v in report.verdicts] == [real.series]
+    assert not report.apart
