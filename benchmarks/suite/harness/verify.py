@@ -12,8 +12,11 @@ if TYPE_CHECKING:
     import torch
 
 # Twice eager's error is the package's own rule, and its tests hold it to that. Here "wrong" must
-# not catch a compiler that sums in another order: in fp32 torch.compile reaches 2.3.
+# not catch a compiler that sums in another order: in fp32 torch.compile's output reaches 2.3, and
+# its bias gradients, one long sum each, 7. A sum of n terms in fp32 loses about sqrt(n) roundings
+# in the worst order and log(n) in eager's, so those are granted on top.
 FACTOR = 4.0
+FP32_ROUNDING = 2.0**-24
 
 
 class WrongResult(Exception):
@@ -24,6 +27,8 @@ class Reference:
     """The float64 result of one group of combinations, and eager's error against it."""
 
     def __init__(self, inputs: Inputs) -> None:
+        longest = max(inputs.combination.count, SHAPES[inputs.combination.shape].intermediate)
+        self._any_order = longest**0.5 * FP32_ROUNDING
         self._exact = self._compute(inputs)
         built = eager(inputs)
         with built.context():
@@ -93,7 +98,7 @@ class Reference:
         worst = 0.0
         for name, error in self._errors(named).items():
             own = self._eager.get(name, self._eager.get("d_up_weight", self._eager["output"]))
-            if error > FACTOR * own + rounding:
+            if error > FACTOR * own + rounding + self._any_order:
                 raise WrongResult(
                     f"{name} is wrong: relative error {error:.2e} against float64, eager's is "
                     f"{own:.2e} in {named['output'].dtype}"
