@@ -15,6 +15,7 @@ COMMANDS = {
     "gate": (".tracking.gate", "judge a commit against another from what was measured"),
     "history": (".tracking.history", "keep every measured point on the branch `results`"),
     "notify": (".tracking.github.command", "tell GitHub the verdict: comment, status, issues"),
+    "providers": (".tracking.providers", "compare fused with eager and others in one run"),
     "quantized": (
         ".suite.harness.quantized_report",
         "right answers, size and speed of every quantization mode",

@@ -1,0 +1,154 @@
+"""Show providers side by side from one measured commit: how fused compares with eager.
+
+Example:
+  python -m benchmarks providers                     the checked-out line's newest measured commit
+  python -m benchmarks providers v1.0 --markdown     as a table for a README
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from . import commits
+from .cases import results_folder
+from .render import amount
+from .results import Run, load
+from .verdict import USAGE
+
+_BASE = "eager"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One call's latency (seconds, median of process medians) by provider, in one run."""
+
+    machine: str
+    mode: str
+    shape: str
+    tokens: str
+    dtype: str
+    latency: dict[str, float]
+
+    def against_eager(self, provider: str) -> float:
+        """Eager's latency over the provider's; more than 1 is faster. NaN where one is missing."""
+        return self.latency.get(_BASE, math.nan) / self.latency.get(provider, math.nan)
+
+
+def lines(run: Run) -> Iterator[Line]:
+    """Every combination with a latency, in the suite's order."""
+    for mode in ("Inference", "Training"):
+        row = run.rows.get(f"latency.{mode}.track_latency")
+        if row is None:
+            continue
+        found: dict[tuple[str, ...], dict[str, float]] = defaultdict(dict)
+        for params, value in zip(row.params, row.locations, strict=True):
+            if len(params) == 4 and math.isfinite(value) and value > 0:
+                found[params[:3]][params[3]] = float(value)
+        for (shape, tokens, dtype), latency in found.items():
+            yield Line(run.machine, mode, shape, tokens, dtype, latency)
+
+
+def words(ratio: float) -> str:
+    """
+    >>> words(1.312), words(0.9), words(1.004), words(float("nan"))
+    ('1.31× faster', '1.11× slower', 'same', '–')
+    """
+    if not math.isfinite(ratio):
+        return "–"
+    if abs(math.log(ratio)) < 0.01:
+        return "same"
+    return f"{ratio:.2f}× faster" if ratio > 1 else f"{1 / ratio:.2f}× slower"
+
+
+def table(found: list[Line], compared: list[str]) -> list[list[str]]:
+    """Header and rows as text."""
+    header = ["mode", "shape", "tokens", "dtype", _BASE, *compared]
+    rows = [
+        [
+            *(line.mode.lower(), line.shape, line.tokens, line.dtype),
+            amount(line.latency.get(_BASE, math.nan), "seconds"),
+            *(words(line.against_eager(name)) for name in compared),
+        ]
+        for line in found
+    ]
+    means = [_mean([line.against_eager(name) for line in found]) for name in compared]
+    return [header, *rows, ["geometric mean", "", "", "", "", *map(words, means)]]
+
+
+def _mean(ratios: list[float]) -> float:
+    sound = [math.log(ratio) for ratio in ratios if math.isfinite(ratio)]
+    return math.exp(float(np.mean(sound))) if sound else math.nan
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("commit", nargs="?", help="default: the newest commit that was measured")
+    parser.add_argument("--machine", help="only this machine's results")
+    parser.add_argument("--dtype", help="only this dtype: fp32, bf16 or fp16")
+    parser.add_argument("--results", type=Path, help="results folder (default: asv.conf.json's)")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--markdown", action="store_true")
+    form.add_argument("--json", action="store_true")
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        chosen = _runs(args)
+    except commits.Usage as error:
+        print(f"providers: {error}")
+        return USAGE
+    found = [line for one in chosen for line in lines(one) if args.dtype in (None, line.dtype)]
+    compared = sorted({name for line in found for name in line.latency} - {_BASE})
+    if not found:
+        print("providers: nothing was measured there; run asv first")
+        return 4
+    if args.json:
+        print(json.dumps([asdict(line) for line in found], indent=1))
+        return 0
+    for one in chosen:
+        mine = [line for line in found if line.machine == one.machine]
+        if mine:
+            _show(one, table(mine, compared), args.markdown)
+    return 0
+
+
+def _runs(args: argparse.Namespace) -> list[Run]:
+    """The newest run of each machine at the commit asked for, else at its newest commit."""
+    folder = args.results or results_folder(Path("asv.conf.json"))
+    runs, problems = load(folder, machine=args.machine)
+    for problem in problems:
+        print(problem)
+    line = commits.ancestors(Path(), commits.resolve(Path(), args.commit or "HEAD"))
+    place = {commit: at for at, commit in enumerate(line)}
+    runs = [r for r in runs if r.commit in place and (not args.commit or r.commit == line[-1])]
+    newest: dict[str, Run] = {}
+    for one in runs:
+        kept = newest.get(one.machine)
+        if kept is None or place[one.commit] >= place[kept.commit]:
+            newest[one.machine] = one
+    return list(newest.values())
+
+
+def _show(run: Run, rows: list[list[str]], markdown: bool) -> None:
+    title = f"{run.machine}, commit {run.commit[:8]}, torch {run.params.get('torch', '?')}"
+    if markdown:
+        print(f"{title}:\n")
+        header, *rest = rows
+        for row in [header, ["---"] * 4 + ["--:"] * (len(header) - 4), *rest]:
+            print("| " + " | ".join(row) + " |")
+        return
+    shown = Table(title=title, show_edge=False)
+    for at, name in enumerate(rows[0]):
+        shown.add_column(name, justify="left" if at < 4 else "right")
+    for row in rows[1:]:
+        shown.add_row(*row)
+    Console().print(shown)
