@@ -39,14 +39,9 @@ def specimens(full: bool = False, arch: str = "sm90") -> dict[str, Specimen]:
 
     found: dict[str, Specimen] = {}
 
-    def add(name: str, run: Callable[[], Any], precision: str = "highest") -> None:
-        before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision(precision)
-        try:
-            with record(arch) as recorded:
-                run()
-        finally:
-            torch.set_float32_matmul_precision(before)
+    def add(name: str, run: Callable[[], Any], precision: str) -> None:
+        with record(arch, precision) as recorded:
+            run()
         for specimen in recorded:
             # A launcher with a second kernel, a sum of partial results, names it.
             key = name if specimen is recorded[0] else f"{name}/{specimen.kernel.__name__}"
@@ -56,10 +51,10 @@ def specimens(full: bool = False, arch: str = "sm90") -> dict[str, Specimen]:
             found.setdefault(key, specimen.renamed(key))
 
     kinds = {
-        "bf16": (torch.bfloat16, "highest"),
-        "fp16": (torch.float16, "highest"),
-        "tf32": (torch.float32, "high"),
-        "fp32": (torch.float32, "highest"),
+        "bf16": (torch.bfloat16, "ieee"),
+        "fp16": (torch.float16, "ieee"),
+        "tf32": (torch.float32, "tf32"),
+        "fp32": (torch.float32, "ieee"),
     }
     for kind, (dtype, precision) in kinds.items():
         for activation in ACTIVATIONS:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..activations import forward, forward_backward
 from ..activations import get as get_activation
-from .common import INTERPRETED, UNSPECIALIZED, cast, corner, launch, rows_of
+from .common import INTERPRETED, UNSPECIALIZED, cast, corner, dense, launch, rows_of
 
 # Rows and columns of a program. On a GPU 8 or 16 elements a thread are two 16-byte loads of each
 # operand in flight and at most 56 registers; the interpreter pays by the program.
@@ -118,7 +118,7 @@ def act_backward_kernel(
             tl.store(partial + N, tl.sum(up_total, 0)[None, :], cols < N)
 
 
-@triton.jit(do_not_specialize=("rows",))
+@triton.jit(do_not_specialize=UNSPECIALIZED)
 def column_sum_kernel(partial_ptr, out_ptr, rows, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """The sum of each column, always in the same order."""
     cols = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
@@ -180,7 +180,7 @@ def act_forward(
         block_m, block_n = FORWARD_BLOCK
         launch(
             act_forward_kernel, (triton.cdiv(tokens, block_m), triton.cdiv(N, block_n)),
-            gate, up, gate_bias, up_bias, hidden, tokens, N,
+            gate, up, dense(gate_bias), dense(up_bias), hidden, tokens, N,
             gate.stride(0), 0 if up is None else up.stride(0), hidden.stride(0),
             ACTIVATION=get_activation(activation).name, BLOCK_M=block_m, BLOCK_N=block_n,
             warps=4, stages=1,
@@ -217,7 +217,8 @@ def act_backward(
         hidden = grads.hidden
         launch(
             act_backward_kernel, (strips, triton.cdiv(N, block_n)),
-            d_hidden, gate, up, gate_bias, up_bias, grads.d_gate, grads.d_up, hidden, partial,
+            d_hidden, gate, up, dense(gate_bias), dense(up_bias), grads.d_gate, grads.d_up,
+            hidden, partial,
             tokens, N, d_hidden.stride(0), gate.stride(0), 0 if up is None else up.stride(0),
             grads.packed.stride(0), 0 if hidden is None else hidden.stride(0),
             grads.packed.shape[1], ACTIVATION=get_activation(activation).name, STRIP=strip,

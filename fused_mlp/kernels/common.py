@@ -27,7 +27,7 @@ MAX_STRIDE = 2**31 // 256 - 1
 
 # Counts that change from call to call and only bound masks: a specialization for each would only
 # mean recompiles.
-UNSPECIALIZED = ("tokens",)
+UNSPECIALIZED = ("tokens", "rows")
 
 
 @triton.jit
@@ -57,7 +57,7 @@ class Specimen:
         return replace(self, name=name)
 
 
-_recorder: ContextVar[tuple[str, list[Specimen]] | None] = ContextVar("recorder", default=None)
+_recorder: ContextVar[tuple[str, str, list[Specimen]] | None] = ContextVar("recorder", default=None)
 
 _TYPES = {
     torch.float32: "fp32",
@@ -73,12 +73,13 @@ def _specialize(kernel: Any, args: dict[str, Any], warps: int, stages: int) -> S
     signature: dict[str, str] = {}
     constexprs: dict[str, Any] = {}
     attrs = {}
+    stated = kernel.fn.__annotations__  # N and K are upper case as well, and arguments
     for index, name in enumerate(kernel.arg_names):
         value = args[name]
         if isinstance(value, Tensor):
             signature[name] = "*" + _TYPES[value.dtype]
             aligned = value.storage_offset() * value.element_size() % 16 == 0
-        elif name.isupper() or value is None or (value == 1 and name not in UNSPECIALIZED):
+        elif name in stated or value is None or (value == 1 and name not in UNSPECIALIZED):
             signature[name] = "constexpr"
             constexprs[name] = value
             continue
@@ -91,12 +92,12 @@ def _specialize(kernel: Any, args: dict[str, Any], warps: int, stages: int) -> S
 
 
 @contextlib.contextmanager
-def record(arch: str) -> Iterator[list[Specimen]]:
+def record(arch: str, precision: str = "ieee") -> Iterator[list[Specimen]]:
     """Inside, launchers run nothing and take meta tensors; what they would launch on ``arch`` is
-    collected.
+    collected, as if torch's setting for fp32 products were ``precision``.
     """
     specimens: list[Specimen] = []
-    token = _recorder.set((arch, specimens))
+    token = _recorder.set((arch, precision, specimens))
     try:
         yield specimens
     finally:
@@ -108,9 +109,20 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, warps: int, stages: i
     recording = _recorder.get()
     if recording is not None:
         bound = dict(zip(kernel.arg_names, args, strict=False)) | meta
-        recording[1].append(_specialize(kernel, bound, warps, stages))
+        recording[2].append(_specialize(kernel, bound, warps, stages))
         return
-    kernel[grid](*args, **meta, num_warps=warps, num_stages=stages, enable_fp_fusion=FP_FUSION)
+    with _on(args[0].device):
+        kernel[grid](*args, **meta, num_warps=warps, num_stages=stages, enable_fp_fusion=FP_FUSION)
+
+
+def _on(device: torch.device) -> contextlib.AbstractContextManager:
+    """Triton launches on the current device and its stream, whatever its tensors' device is."""
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return _HERE
+    return torch.cuda.device(device)
+
+
+_HERE = contextlib.nullcontext()
 
 
 def architecture(device: torch.device) -> str:
@@ -127,12 +139,17 @@ def architecture(device: torch.device) -> str:
 
 
 def input_precision(dtype: torch.dtype, arch: str) -> str:
-    """How fp32 operands are multiplied: as `torch.set_float32_matmul_precision` says, where the
-    hardware can.
+    """How fp32 operands are multiplied: as torch's own products are set to be, where the hardware
+    can.
+
+    Asked of the one setting that both of torch's interfaces write: `get_float32_matmul_precision`
+    raises once ``torch.backends.cuda.matmul.fp32_precision`` was assigned.
     """
     if dtype != torch.float32 or not arch.startswith("sm"):
         return "ieee"
-    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    recording = _recorder.get()
+    setting = recording[1] if recording else torch.backends.cuda.matmul.fp32_precision
+    return "tf32" if setting == "tf32" else "ieee"
 
 
 def tame(tensor: Tensor) -> Tensor:
@@ -162,6 +179,11 @@ def aligned(*operands: Tensor) -> bool:
 def rows_of(tensor: Tensor) -> Tensor:
     """A 2-d tensor whose rows have unit stride, which is what lets loads be 16 bytes wide."""
     return tame(tensor if tensor.stride(-1) == 1 else tensor.contiguous())
+
+
+def dense(bias: Tensor | None) -> Tensor | None:
+    """A bias that kernels may read at unit stride: a slice or an expanded scalar is copied."""
+    return bias if bias is None or bias.stride(0) == 1 else bias.contiguous()
 
 
 @triton.jit

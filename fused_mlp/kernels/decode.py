@@ -21,6 +21,7 @@ from .common import (
     architecture,
     cast,
     corner,
+    dense,
     dot,
     input_precision,
     launch,
@@ -124,7 +125,7 @@ def split_gemm(
     partial = x.new_empty(pieces, tokens, columns, dtype=torch.float32) if split else out[None]
     launch(
         split_gemm_kernel, (triton.cdiv(columns, tile.n), pieces),
-        x, weight, None if split else bias, partial, tokens, columns, depth, length,
+        x, weight, None if split else dense(bias), partial, tokens, columns, depth, length,
         *x.stride(), *weight.stride(), partial.stride(0), partial.stride(1),
         PRECISION=precision, EVEN_N=columns % tile.n == 0, EVEN_K=depth % tile.k == 0,
         BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, warps=tile.warps, stages=tile.stages,
@@ -132,7 +133,7 @@ def split_gemm(
     if split:
         launch(
             add_pieces_kernel, (triton.cdiv(out.numel(), 512),),
-            partial, bias, out, out.numel(), columns, pieces, BLOCK=512, warps=4, stages=1,
+            partial, dense(bias), out, out.numel(), columns, pieces, BLOCK=512, warps=4, stages=1,
         )  # fmt: skip
     return out
 

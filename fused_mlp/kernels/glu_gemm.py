@@ -23,6 +23,7 @@ from .common import (
     architecture,
     cast,
     corner,
+    dense,
     dot,
     grouped,
     input_precision,
@@ -164,7 +165,7 @@ def gemm_act(
     if hidden.numel():
         launch(
             glu_gemm_kernel, (triton.cdiv(tokens, tile.m) * triton.cdiv(intermediate, tile.n),),
-            x, up_weight, gate_weight, up_bias, gate_bias, hidden, up, gate,
+            x, up_weight, gate_weight, dense(up_bias), dense(gate_bias), hidden, up, gate,
             tokens, intermediate, hidden_size, *x.stride(), *up_weight.stride(),
             *(gate_weight.stride() if gated else (0, 0)),
             hidden.stride(0), saved.stride(0) if save else 0,

@@ -27,6 +27,7 @@ from .common import (
     architecture,
     cast,
     corner,
+    dense,
     dot,
     input_precision,
     launch,
@@ -171,7 +172,7 @@ def quant_gemm_act(
     launch(
         int_gemm_kernel, (triton.cdiv(out, columns),),
         x, up.values, up.scale, up.zero, *((gate.values, gate.scale, gate.zero) if gate else (None,)
-        * 3), up_bias, gate_bias, hidden,
+        * 3), dense(up_bias), dense(gate_bias), hidden,
         tokens, out, width, x.stride(0), up.values.stride(0), up.scale.stride(0), hidden.stride(0),
         GROUP=up.group, ACTIVATION=get_activation(activation).name,
         PRECISION=input_precision(x.dtype, arch),
