@@ -45,10 +45,16 @@ def _forward(
 
 
 def _backward(
-    dy: Tensor, x: Tensor, p: Params, kept: Kept, activation: str, needs: Sequence[bool]
+    dy: Tensor,
+    x: Tensor,
+    p: Params,
+    kept: Kept,
+    activation: str,
+    needs: Sequence[bool],
+    plan: Plan | None = None,
 ) -> paths.Grads:
     act = activations.get(activation)
-    plan = plan_for(x, p, act.name, True)
+    plan = plan or plan_for(x, p, act.name, True)
     return paths.backward(plan, dy.contiguous(), x, p, kept, act, needs)
 
 
@@ -95,7 +101,10 @@ class MLP(torch.autograd.Function):
         ctx, x, up_weight, down_weight, gate_weight, up_bias, gate_bias, down_bias, activation, keep
     ):
         p = Params(up_weight, down_weight, gate_weight, up_bias, gate_bias, down_bias)
-        y, kept = _forward(x, p, activation, keep, True)
+        # Backward follows it: for a GPU autograd runs that in a thread of its own, which knows
+        # nothing of a `use_path` around this one.
+        ctx.plan = plan_for(x, p, activation, True)
+        y, kept = paths.forward(ctx.plan, x, p, activations.get(activation), keep)
         _saved(ctx, x, p, kept, activation)
         return y
 
@@ -104,9 +113,9 @@ class MLP(torch.autograd.Function):
         x, p, kept = _load(ctx)
         needs = ctx.needs_input_grad[:7]
         if not torch.is_grad_enabled() and autocast_dtype(x.device.type) is None:
-            return *_backward(dy, x, p, kept, ctx.activation, needs), None, None
+            return *_backward(dy, x, p, kept, ctx.activation, needs, ctx.plan), None, None
         with torch.no_grad(), without_autocast(x.device.type):
-            grads = _backward(dy, x, p, kept, ctx.activation, needs)
+            grads = _backward(dy, x, p, kept, ctx.activation, needs, ctx.plan)
         return *_once(grads), None, None
 
 

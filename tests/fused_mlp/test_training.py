@@ -1,10 +1,12 @@
 """What backward keeps, recomputes and refuses."""
 
+import contextvars
+
 import pytest
 import torch
 from torch import nn
 
-from fused_mlp import FusedMLP, fused_mlp, reference, use_path
+from fused_mlp import FusedMLP, fused_mlp, paths, reference, use_path
 
 from .problems import problem
 
@@ -147,3 +149,17 @@ def test_packed_weights_are_read_as_one():
     assert torch.equal(packed_weight(gate, up), both)
     assert packed_weight(up, gate) is None
     assert packed_weight(gate, up.clone()) is None
+
+
+def test_backward_takes_the_path_of_its_forward(monkeypatch):
+    """For a GPU autograd runs it in a thread of its own, where no `use_path` is in force."""
+    taken = []
+    real = paths.backward
+    monkeypatch.setattr(
+        paths, "backward", lambda plan, *rest: taken.append(plan.path) or real(plan, *rest)
+    )
+    p = problem(TOKENS, HIDDEN, WIDTH)
+    with use_path("packed"):
+        y = p.fused()
+        contextvars.Context().run(y.sum().backward)
+    assert taken == ["packed"]
