@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import platform
 import sys
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TextIO
 
@@ -113,7 +115,15 @@ def best_tile(
 
     calls: dict[str, Callable[[], None]] = {"default": step}
     kept = {}
-    for tile in tiles_worth_timing(case, device):
+    tiles = tiles_worth_timing(case, device)
+    # Compiling takes far longer than timing, and Triton's compiler leaves Python's lock to others.
+    workers = min(8, os.cpu_count() or 1) if device.type == "cuda" else 1
+    with ThreadPoolExecutor(workers) as pool:
+        compiled = [pool.submit(with_tile(tile)) for tile in tiles]
+    for tile, done in zip(tiles, compiled, strict=True):
+        if (error := done.exception()) is not None:
+            print(f"{tile}: left out, {type(error).__name__}: {error}", file=sys.stderr)
+            continue
         calls[str(tile)] = with_tile(tile)
         kept[str(tile)] = tile
     times = measuring.interleaved(calls, device, seconds)
@@ -124,8 +134,8 @@ def tiles_worth_timing(case: Case, device: torch.device) -> list[Tile]:
     """The tuner's tiles for a case, after the rule of `tiles` pruned them."""
     architecture = machine.architecture(device)
     dtype = getattr(torch, case.dtype)
-    precision = "tf32" if torch.get_float32_matmul_precision() != "highest" else "ieee"
-    math = math_of(dtype, precision, architecture)
+    tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
+    math = math_of(dtype, "tf32" if tf32 else "ieee", architecture)
     problem = PROBLEMS[0] if case.gated else PROBLEMS[1]
     return [
         t
