@@ -96,17 +96,19 @@ class Reviewed:
         """The verdict, not gating where its regression was accepted; an expired one says so."""
         if verdict.outcome is not Outcome.REGRESSED:
             return verdict
+        but = ""
         for entry in self.accepted:
             if not entry.pattern.matches(verdict.series) or not within(entry.commit):
                 continue
             by = f"accepted at {entry.commit[:8]}: {entry.reason}"
             if entry.until is not None and today > entry.until:
-                return verdict.but(flags=(*verdict.flags, f"acceptance expired on {entry.until}"))
-            if not verdict.slower <= entry.at_most:
+                but = but or f"acceptance expired on {entry.until}"
+            elif not verdict.slower <= entry.at_most:
                 most = f"{100 * math.expm1(entry.at_most):.1f} %"
-                return verdict.but(flags=(*verdict.flags, f"only up to {most} was accepted"))
-            return verdict.but(gating=False, accepted=by)
-        return verdict
+                but = but or f"only up to {most} was accepted"
+            else:
+                return verdict.but(gating=False, accepted=by)
+        return verdict.but(flags=(*verdict.flags, but)) if but else verdict
 
 
 def read(folder: Path) -> Reviewed:

@@ -43,6 +43,11 @@ _MOST_ENDS = 12
 _CLEAR = 5.0
 # Student's t with 3 degrees: an outlier of 10 sigma counts like one of 3.
 _TAIL = 3.0
+# The spread seen is that of ends that happened to look clearly apart: too small, if anything.
+_SPREADS = np.array([1.0, 1.4, 2.0])
+# Measurements of one machine within an hour are not independent; at full weight, simulated searches
+# with steps of under two sigmas claim 95 % and are right in 82 %.
+_WEIGHT = 0.7
 _SURE = 0.95
 _LARGEST_STATE = 2**20
 
@@ -86,26 +91,34 @@ class Search:
     def posterior(self, rule: Rule = DEFAULT) -> np.ndarray:
         """The probability that each commit after base is the first slow one.
 
-        The two levels are found along with it, from all that was measured: those of the ends alone
-        look further apart than they are, because only ends that look apart are searched between.
+        Base's level, the step's size and the spread are not known but weighed, all that fit: the
+        best fit alone would be too sure, the more so because only ends that happen to look far
+        apart are searched between.
         """
         n = len(self.commits) - 1
         at = np.array([i for i, c in enumerate(self.commits) for _ in self.values.get(c, [])])
         x = np.array([v for c in self.commits for v in self.values.get(c, [])])
         fast, slow = self.levels
-        # The levels are not known better than the few looks at them allow.
-        sigma = math.hypot(self.sigma(rule), self.error(rule))
-        p = np.full(n, 1 / n)
-        for _ in range(4):
-            good, bad = _density((x - fast) / sigma), _density((x - slow) / sigma)
-            # If commit k is the first slow one, all before it are fast and the others slow.
-            first = np.arange(1, n + 1)[:, None]
-            log = np.where(at >= first, bad, good).sum(axis=1)
-            p = np.exp(log - log.max())
-            p /= p.sum()
-            is_slow = np.concatenate([[0.0], np.cumsum(p)])[at]
-            fast, slow = _weighted_median(x, 1 - is_slow), _weighted_median(x, is_slow)
-        return p
+        sigma, error = self.sigma(rule), self.error(rule)
+        around = np.linspace(-2.5, 2.5, 11)
+        base, step, spread = (
+            grid[:, None]
+            for grid in map(
+                np.ravel,
+                np.meshgrid(
+                    fast + error * around,
+                    np.linspace(0, 1.5, 16) * (slow - fast),
+                    max(sigma, rule.least_noise) * _SPREADS,
+                ),
+            )
+        )
+        good = _density((x - base) / spread) - np.log(spread)
+        bad = _density((x - base - step) / spread) - np.log(spread)
+        # If commit k is the first slow one, all before it are fast and the others slow.
+        before = (at[:, None] < np.arange(1, n + 1)).astype(float)
+        log = bad.sum(axis=1, keepdims=True) + (good - bad) @ before
+        p = np.exp(_WEIGHT * (log - log.max())).sum(axis=0)
+        return p / p.sum()
 
     def next(self, rule: Rule = DEFAULT) -> str | None:
         """The commit whose measurement halves what is likely; None where none is left."""
@@ -123,12 +136,6 @@ class Search:
 
 def _density(t: np.ndarray) -> np.ndarray:
     return -(_TAIL + 1) / 2 * np.log1p(t * t / _TAIL)
-
-
-def _weighted_median(x: np.ndarray, weight: np.ndarray) -> float:
-    order = np.argsort(x)
-    total = np.cumsum(weight[order])
-    return float(x[order][np.searchsorted(total, total[-1] / 2)])
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,7 @@ def cases(pair: Pair, known_units: Mapping[str, str] | None = None) -> list[Case
     found = []
     for name in sorted({n for run in runs if run for n in run.rows}):
         rows = [run.sound(name) if run else None for run in runs]
+        whole = [run.rows.get(name) if run else None for run in runs]
         kind = kind_of(
             name, known_units.get(name, ""), any(r is not None and r.processes.size for r in rows)
         )
@@ -93,7 +94,8 @@ def cases(pair: Pair, known_units: Mapping[str, str] | None = None) -> list[Case
         again = [_Past(r, name, version, sound=True) for r in (pair.base_reruns, pair.head_reruns)]
         for combo in combos:
             base, head = (
-                _side(row, at.get(combo), kind) for row, at in zip(rows, index, strict=True)
+                _side(row, at.get(combo), kind, raw)
+                for row, at, raw in zip(rows, index, whole, strict=True)
             )
             found.append(
                 Case(
@@ -141,16 +143,17 @@ class _Past:
         return column[np.isfinite(column)]
 
 
-def _side(row: Row | None, at: int | None, kind: Kind) -> Side:
+def _side(row: Row | None, at: int | None, kind: Kind, whole: Row | None) -> Side:
     if row is None or at is None:
         return Side(state="absent")
+    untouched = float(whole.locations[at]) if whole is not None else math.nan
     processes = row.processes[at]
     processes = processes[np.isfinite(processes)]
     value = float(row.locations[at])
     state = _STATE[int(row.state[at])]
     if state == "ok" and kind.kind == "sampled" and not math.isfinite(value):
-        state = "disturbed"
-    return Side(value, processes, state, row.version)
+        state = "disturbed" if math.isfinite(untouched) else "hollow"
+    return Side(value, processes, state, row.version, at in row.still)
 
 
 def _newest(runs: Iterable[Run]) -> Run | None:

@@ -44,6 +44,8 @@ def compare(args: argparse.Namespace, runner: Runner | None = None) -> Report:
     line = commits.ancestors(args.repo, base)
     runs, problems = load(folder, machine=args.machine)
     notes = [str(p) for p in problems]
+    if base == head and not args.env:
+        notes.append("base and head are the same commit: a result compared with itself")
     found = env_pairs(runs, head, line, *args.env) if args.env else pairs(runs, base, head, line)
     if not found:
         what = base[:8] if base == head else f"{base[:8]} or {head[:8]}"

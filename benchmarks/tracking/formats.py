@@ -80,13 +80,12 @@ def markdown(report: Report, largest: int = LARGEST) -> str:
         tail.append(f"- {kind}: {listed}{more}")
     tail += [f"- {md(n)}" for n in report.notes[:20]]
     verdicts = shown(report)
-    blocks = [_row(v) for v in verdicts]
     told = []
     for v in [v for v in verdicts[:3] if v.explanation]:
         told += [f"**{md(v.series.name)}**", "", *(f"- {_line(e)}" for e in v.explanation), ""]
     room = largest - _size(head) - _size(tail) - _size(told) - 2_000
     kept: list[str] = []
-    for block in blocks:
+    for block in map(_row, verdicts):
         room -= len(block.encode()) + 1
         if room < 0:
             break
@@ -98,8 +97,8 @@ def markdown(report: Report, largest: int = LARGEST) -> str:
     if len(kept) > _OPEN_ROWS:
         lines += [f"<details><summary>{len(kept) - _OPEN_ROWS} more</summary>", ""]
         lines += [*_HEADER, *kept[_OPEN_ROWS:], "", "</details>", ""]
-    if len(kept) < len(blocks):
-        lines += [f"{len(blocks) - len(kept)} more rows would not fit; the JSON has them.", ""]
+    if len(kept) < len(verdicts):
+        lines += [f"{len(verdicts) - len(kept)} more rows would not fit; the JSON has them.", ""]
     text = "\n".join(lines + tail) + "\n"
     if len(text.encode()) > largest:  # only explanations and notes can still be too long
         text = text.encode()[: largest - 40].decode("utf-8", "ignore").rsplit("\n", 1)[0]

@@ -29,8 +29,9 @@ class Side:
 
     value: float = math.nan
     processes: np.ndarray = field(default_factory=lambda: _NONE)
-    state: str = "ok"  # ok, failed, skipped, absent or disturbed
+    state: str = "ok"  # ok, failed, skipped, absent, hollow or disturbed
     version: str = ""
+    still: bool = False  # every sample is the same number
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ def judge(cases: Sequence[Case], rule: Rule = DEFAULT) -> list[Verdict]:
     rest = [i for i, v in enumerate(verdicts) if v is None]
     for i, verdict in zip(rest, _sampled([cases[i] for i in rest], rule), strict=True):
         verdicts[i] = verdict
+    verdicts = [_but_still(c, v) for c, v in zip(cases, verdicts, strict=True)]
     pairs = zip(cases, verdicts, strict=True)
     return [v if c.may_gate else v.but(gating=False) for c, v in pairs if v is not None]
 
@@ -71,6 +73,7 @@ _ENDED = {
     "failed": "failed",
     "skipped": "is not applicable",
     "absent": "has no result",
+    "hollow": "has no sample that is a number",
     "disturbed": "was disturbed in every process (throttled, or others used the machine)",
 }
 
@@ -99,6 +102,15 @@ def _without_numbers(case: Case) -> Verdict | None:
         if wrong:
             return _verdict(case, Outcome.NOT_MEASURED, f"{name} is {wrong}")
     return None
+
+
+def _but_still(case: Case, verdict: Verdict | None) -> Verdict | None:
+    """A change is a change, but a clock that stands still cannot say that nothing changed."""
+    name = "head" if case.head.still else "base" if case.base.still else ""
+    if verdict is None or case.kind != "sampled" or not name or verdict.outcome != Outcome.PASS:
+        return verdict
+    reason = f"every sample of {name} is the same number: its clock stood still"
+    return verdict.but(outcome=Outcome.NOT_MEASURED, reason=reason, rerun=False)
 
 
 def _exact(case: Case) -> Verdict | None:

@@ -24,6 +24,12 @@ from .verdict import Outcome, Report, Series, Verdict, percent
 # Shorter than what `replay` calls a step: a person looks at what is found here, and a step should
 # not have to be fifteen commits old first.
 _PIECE = 10
+# A drift is followed so many commits to either side of where it was noticed.
+_REACH = 40
+# A ramp has two more numbers than a step: what it fits better must be worth more, in sigma^2.
+_RAMP_PRICE = 12.0
+# Chi squared with one degree of freedom, 95 %: places of a step that fit within this are named too.
+_PLAUSIBLE = 3.84
 
 
 @dataclass(frozen=True)
@@ -57,19 +63,51 @@ def moves(logs: np.ndarray, rule: Rule = DEFAULT) -> list[Move]:
         else:
             joined.append(step)
     least = max(rule.history_effect, rule.named_z * sigma)
-    return [_spread_out(m, logs) for m in joined if abs(m.size) > least]
+    kept = [m for m in joined if abs(m.size) > least]
+    lasts = [m.before for m in kept[1:]] + [len(logs) - 1] * bool(kept)
+    out: list[Move] = []
+    for m, stop in zip(kept, lasts, strict=True):
+        low = max(out[-1].after if out else 0, m.before - _REACH - _PIECE)
+        low = min(low, m.before)
+        out.append(_spread_out(m, logs, low, min(stop + 1, m.after + _REACH + _PIECE), sigma))
+    return out
 
 
-def _spread_out(move: Move, logs: np.ndarray) -> Move:
-    """A drift's range widened to where it left the old level and reached the new one."""
-    if not move.drift:
+def _spread_out(move: Move, logs: np.ndarray, low: int, high: int, sigma: float) -> Move:
+    """The move with its true range: that of a straight ramp where that fits clearly better.
+
+    Else a step, in the range of commits where it fits nearly as well. Only values `low` to `high`
+    (excluded) count: beyond lie other moves.
+    """
+    x = logs[low:high]
+    index = np.arange(low, high)
+    starts = index[index <= move.before][-_REACH:]
+    ends = index[index >= move.after][:_REACH]
+    start, end = (g.ravel()[:, None] for g in np.meshgrid(starts, ends, indexing="ij"))
+    size, square = _ramps(x, index, start, end)
+    best = int(np.argmin(square))
+    _, steps = _ramps(x, index, index[:-1, None], index[1:, None])
+    unit = max(sigma, DEFAULT.least_noise) ** 2
+    long = end[best, 0] - start[best, 0] >= _PIECE // 2
+    if long and steps.min() - square[best] > _RAMP_PRICE * unit:
+        whole = math.copysign(abs(float(size[best])), move.size)
+        return Move(int(start[best, 0]), int(end[best, 0]), whole, drift=True)
+    likely = index[:-1][steps - steps.min() <= _PLAUSIBLE * unit]
+    near = likely[np.abs(likely - move.before) <= _PIECE]
+    if move.drift or not len(near):
         return move
-    before = float(np.median(logs[max(0, move.before - _PIECE) : move.before + 1]))
-    sign = math.copysign(1.0, move.size)
-    start = move.before
-    while start > 0 and sign * (logs[start] - before) > abs(move.size) / 10:
-        start -= 1
-    return Move(start, move.after, move.size, drift=True)
+    return Move(min(move.before, int(near[0])), max(move.after, int(near[-1]) + 1), move.size)
+
+
+def _ramps(
+    x: np.ndarray, index: np.ndarray, start: np.ndarray, end: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Least squares of level + size * ramp: the size of each ramp, and what it leaves."""
+    ramp = np.clip((index - start) / (end - start), 0.0, 1.0)
+    centred = ramp - ramp.mean(axis=1, keepdims=True)
+    spread = (centred**2).sum(axis=1)
+    size = np.divide(centred @ x, spread, out=np.zeros_like(spread), where=spread > 0)
+    return size, ((x - x.mean()) ** 2).sum() - size**2 * spread
 
 
 def _noise(logs: np.ndarray, rule: Rule, level: Sequence[Piece] | None = None) -> float:

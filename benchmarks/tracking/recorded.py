@@ -25,7 +25,7 @@ _LAYOUTS = {
     "repeats": {"series", "run", "build", "value"},
 }
 # Labelled series are short, and the change of one lies 54 runs in.
-_LEAST_LABELLED = 20
+LEAST_PAST = 20
 
 
 class BadHistory(ValueError):
@@ -71,7 +71,9 @@ def read(path: Path, rule: Rule = DEFAULT) -> Recorded:
     if not table:
         raise BadHistory(f"{path.name} holds no usable value")
     build = {"commits": _commits, "repeats": _repeats, "labelled": _labelled}[layout]
-    parts = list(build(table, rule))
+    # Full windows are what the gate has after fifty commits; a young history is compared from the
+    # shortest one on that has a noise of its own, as labelled series always are.
+    parts = list(build(table, rule, rule.window)) or list(build(table, rule, LEAST_PAST))
     if not parts:
         raise BadHistory(f"{path.name}: no series is long enough to compare anything")
     joined = Comparisons(
@@ -87,7 +89,7 @@ _Table = dict[_Key, list[tuple[int, str, float]]]
 
 def _table(path: Path) -> tuple[str, _Table, int]:
     opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8", newline="") as file:
+    with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
         rows = csv.reader(file)
         header = [name.strip() for name in next(rows, [])]
         layout = next((n for n, need in _LAYOUTS.items() if need <= set(header)), None)
@@ -108,10 +110,10 @@ def _table(path: Path) -> tuple[str, _Table, int]:
         dropped = 0
         for row in rows:
             try:
-                number, order = float(row[value]), int(row[run])
+                number, order = float(row[value]), _whole(row[run])
                 good = math.isfinite(number) and number > 0
                 key = tuple(row[k] for k in keys)
-            except (ValueError, IndexError):
+            except (ValueError, IndexError, OverflowError):
                 good = False
             if good:
                 table[key].append((order, row[build], math.log(number)))
@@ -137,7 +139,7 @@ def _slices(
     return history, x[at], reruns
 
 
-def _commits(table: _Table, rule: Rule) -> Iterator[Comparisons]:
+def _commits(table: _Table, rule: Rule, least: int) -> Iterator[Comparisons]:
     """One value a commit: real steps are taken out, the next commits stand in for re-runs."""
     runs = sorted({t[0] for values in table.values() for t in values})
     column = {run: i for i, run in enumerate(runs)}
@@ -154,12 +156,12 @@ def _commits(table: _Table, rule: Rule) -> Iterator[Comparisons]:
             shift[t] = np.median(moved) if len(moved) >= rule.least_suite else 0.0
     for number, row in enumerate(grid):
         there = np.flatnonzero(np.isfinite(row))
-        at = np.arange(rule.window, len(there) - rule.first_reruns)
+        at = np.arange(least, len(there) - rule.first_reruns)
         if len(at):
             yield _pack(_slices(row[there], at, rule), rule, number, shift[there[at]])
 
 
-def _repeats(table: _Table, rule: Rule) -> Iterator[Comparisons]:
+def _repeats(table: _Table, rule: Rule, least: int) -> Iterator[Comparisons]:
     """Many runs a build: every run with five runs of its own build before it and five after."""
     for number, values in enumerate(table.values()):
         x = np.array([t[2] for t in values])
@@ -169,7 +171,7 @@ def _repeats(table: _Table, rule: Rule) -> Iterator[Comparisons]:
         start = 0
         for _, group in itertools.groupby(values, key=lambda t: t[1]):
             stop = start + sum(1 for _ in group)
-            inside = range(max(start + 5, rule.window), stop - rule.first_reruns)
+            inside = range(max(start + 5, least), stop - rule.first_reruns)
             places += inside
             firsts += [start] * len(inside)
             lasts += [stop] * len(inside)
@@ -181,13 +183,13 @@ def _repeats(table: _Table, rule: Rule) -> Iterator[Comparisons]:
             yield _pack(_slices(x, at, rule, np.array(lasts)), rule, number, base=base)
 
 
-def _labelled(table: _Table, rule: Rule) -> Iterator[Comparisons]:
+def _labelled(table: _Table, rule: Rule, least: int) -> Iterator[Comparisons]:
     """Series judged by people, as they are: a row is a hit's chance, or must stay silent."""
     label = 0
     for number, (key, values) in enumerate(table.items()):
         x = np.array([t[2] for t in values])
         change = _change_point(key)
-        at = np.arange(_LEAST_LABELLED, len(x) - rule.first_reruns)
+        at = np.arange(min(least, LEAST_PAST), len(x) - rule.first_reruns)
         labels = np.full(len(at), -1)
         if change > 0:
             # Runs whose re-runs would lie beyond the change are neither alarm nor silence.
@@ -222,6 +224,11 @@ def _pack(
 
 def _change_point(key: _Key) -> int:
     try:
-        return int(key[2])
-    except (ValueError, IndexError):
+        return _whole(key[2])
+    except (ValueError, IndexError, OverflowError):
         return 0
+
+
+def _whole(text: str) -> int:
+    """`12` and `12.0`: tables that held a gap once write whole numbers as floats."""
+    return int(text) if text.strip().isdecimal() else int(float(text))

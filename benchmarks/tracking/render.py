@@ -10,6 +10,9 @@ from rich.text import Text
 
 from .verdict import Outcome, Report, Verdict, percent
 
+# Nobody reads more, and rich takes seconds to fold thousands of long names.
+_MOST_ROWS = 500
+
 _STEPS: dict[str, list[tuple[float, str]]] = {
     "seconds": [(1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns")],
     "bytes": [(2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B")],
@@ -119,7 +122,7 @@ def terminal(report: Report, everything: bool = False, console: Console | None =
         table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
     rows = shown(report, everything)
     homes = {(v.series.machine, v.series.env) for v in rows}
-    for v in rows:
+    for v in rows[:_MOST_ROWS]:
         name = v.series.name if len(homes) < 2 else f"{v.series.machine} {v.series.name}"
         table.add_row(
             Text(v.outcome.value, style=_COLOURS[v.outcome]),
@@ -132,6 +135,8 @@ def terminal(report: Report, everything: bool = False, console: Console | None =
         )
     if rows:
         out.print(table)
+    if len(rows) > _MOST_ROWS:
+        out.print(Text(f"{len(rows) - _MOST_ROWS} more rows; --json has them all"))
     for v in [v for v in rows if v.explanation][:10]:
         out.print(Text(printable(v.series.name), style="bold"))
         for line in v.explanation:

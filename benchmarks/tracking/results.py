@@ -25,6 +25,9 @@ LARGEST_FILE = 64 * 2**20
 # Parameter products beyond this are no benchmark of anyone's; they only use up memory.
 LARGEST_PRODUCT = 100_000
 
+# As many equal samples are no luck: every clock the suite reads varies in its last digits.
+LEAST_STILL = 5
+
 OK, FAILED, SKIPPED = 0, 1, 2
 
 # What makes two results unlike. Memory size and kernel version are left out on purpose: they change
@@ -71,6 +74,8 @@ class Row:
         np.ndarray
     )  # (combinations, processes) medians, nan-padded; (combinations, 0) without
     version: str
+    # Combinations whose every sample is the same number: that clock stood still.
+    still: frozenset[int] = frozenset()
 
     @cached_property
     def locations(self) -> np.ndarray:
@@ -161,11 +166,14 @@ def samples_per_process(version: str) -> int:
 
 
 def process_medians(samples: list[Any], group: int) -> np.ndarray:
-    """Medians of consecutive groups of samples; what is not a finite number is left out."""
+    """Medians of consecutive groups of samples; what is not a finite number is left out.
+
+    A group without any number gives nan: its process keeps its place.
+    """
     numbers = [_number(s) for s in samples]
     groups = [numbers[i : i + group] for i in range(0, len(numbers), group)]
     finite = [[x for x in g if math.isfinite(x)] for g in groups]
-    return np.array([float(np.median(g)) for g in finite if g])
+    return np.array([float(np.median(g)) if g else math.nan for g in finite])
 
 
 def parse(data: Any, path: str = "", folder: str = "") -> Run:
@@ -325,7 +333,18 @@ def _row(cells: dict[str, Any]) -> Row | None:
     medians = _all_process_medians(samples[: len(combos)], samples_per_process(version))
     processes = np.full((len(combos), medians.shape[1]), np.nan)
     processes[: len(medians)] = medians
-    return Row(combos, values, state, processes, version)
+    # Samples were kept and none is a number: the value beside them is not to be trusted either.
+    for i in np.flatnonzero((state == OK) & ~np.isfinite(processes).any(axis=1)).tolist():
+        if i < len(samples) and isinstance(samples[i], list):
+            values[i] = np.nan
+    still = frozenset(i for i, s in enumerate(samples[: len(combos)]) if _stands_still(s))
+    return Row(combos, values, state, processes, version, still)
+
+
+def _stands_still(samples: Any) -> bool:
+    if not isinstance(samples, list) or len(samples) < LEAST_STILL or samples[0] != samples[-1]:
+        return False
+    return samples.count(samples[0]) == len(samples)
 
 
 def _values(result: list[Any]) -> tuple[np.ndarray, np.ndarray]:
@@ -354,7 +373,11 @@ def _all_process_medians(samples: list[Any], group: int) -> np.ndarray:
             array: np.ndarray = np.array([lists[i] for i in full])
         except (ValueError, OverflowError):
             array = np.empty(0)
-        if array.dtype.kind in "fi" and array.ndim == 2 and np.isfinite(array).all():
+        # numpy takes JSON's true for 1 and false for 0 among numbers.
+        plain = array.dtype.kind in "fi" and array.ndim == 2 and np.isfinite(array).all()
+        if plain and ((array == 0) | (array == 1)).any():
+            plain = not any(isinstance(x, bool) for i in full for x in lists[i])
+        if plain:
             out = np.full((len(lists), n // group), np.nan)
             out[full] = _median(array.reshape(len(full), -1, group))
             return out

@@ -62,6 +62,22 @@ def test_a_commit_that_changed_nothing_passes(project) -> None:
     assert cli(project[0], "HEAD~3", "HEAD~2") == 0
 
 
+def test_a_commit_against_itself_says_so(project, capsys) -> None:
+    assert cli(project[0], "HEAD~1", "HEAD~1") == 0
+    assert "the same commit" in capsys.readouterr().out
+
+
+def test_a_young_project_is_judged_from_its_second_commit_on(tmp_path: Path) -> None:
+    hashes = repository(tmp_path, 2)
+    history(tmp_path / "results", hashes, lambda at, s: 1e-3 * (1.2 if at and s == 1 else 1))
+    report = compare(arguments(tmp_path, "HEAD~1", "HEAD"))
+    (slow,) = [v for v in report.verdicts if v.outcome is not Outcome.PASS]
+    assert slow.series.params == ("p1",)
+    assert slow.outcome in (Outcome.REGRESSED, Outcome.INCONCLUSIVE)
+    assert slow.rerun
+    assert any("--rerun" in line for line in slow.explanation)
+
+
 def test_an_abbreviated_hash_is_a_name_too(project) -> None:
     folder, hashes = project
     assert cli(folder, hashes[-2][:12], hashes[-1][:12]) == 1
@@ -229,6 +245,7 @@ def test_an_accepted_regression_does_not_fail_and_says_why(project, tmp_path: Pa
     assert "exact gelu" in report.of(Outcome.REGRESSED)[0].accepted
     assert accept(entry + "at_most = 5.0\n").exit_code == 1
     assert accept(entry + "until = 2020-01-01\n").exit_code == 1
+    assert accept(entry + "until = 2020-01-01\n" + entry).exit_code == 0  # renewed below
     assert accept(entry + 'params = "p7"\n').exit_code == 1
     assert accept(entry.replace(hashes[-1][:8], hashes[3][:8])).exit_code == 1
     info = '[[threshold]]\nbenchmark = "latency.*"\ngating = false\nreason = "disk"\n'

@@ -199,6 +199,14 @@ def test_all_equal_samples_have_the_least_noise() -> None:
     assert verdict.noise == DEFAULT.least_noise
 
 
+@pytest.mark.parametrize("which", ["base_side", "head_side"])
+def test_a_clock_that_stands_still_never_passes_but_may_fail(which) -> None:
+    stuck = Side(1.0, np.array([1.0, 1.0]), "ok", "1", still=True)
+    assert one(case(QUIET, **{which: stuck})).outcome is Outcome.NOT_MEASURED
+    slow = Side(1.5, np.array([1.5, 1.5]), "ok", "1", still=True)
+    assert one(case(QUIET, head_side=slow)).outcome is Outcome.REGRESSED
+
+
 @pytest.mark.parametrize("value", [math.nan, 0.0, -1.0, math.inf])
 @pytest.mark.parametrize("which", ["base_side", "head_side"])
 def test_no_number_is_not_measured(value, which) -> None:

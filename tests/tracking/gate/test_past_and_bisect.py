@@ -30,6 +30,26 @@ def test_one_percent_a_commit_over_twenty_commits_is_found(seed, after) -> None:
         assert [m.drift for m in found] == [True]
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_a_drift_is_named_from_where_it_began_to_where_it_ended(seed) -> None:
+    logs = np.r_[np.zeros(60), 0.01 * np.arange(1, 21), np.full(50, 0.20)]
+    (move,) = moves(logs + np.log(noisy(len(logs), 0.01, seed=seed)))
+    assert move.drift
+    assert abs(move.before - 59) <= 5
+    assert abs(move.after - 79) <= 5
+    assert math.isclose(move.size, 0.20, abs_tol=0.02)
+
+
+def test_the_range_of_a_step_holds_the_commit_that_made_it() -> None:
+    step = 0.05 * (np.arange(100) >= 50)
+    found = [moves(step + np.log(noisy(100, 0.02, seed=s))) for s in range(30)]
+    ranges = [(m[0].before, m[0].after) for m in found if m]
+    assert len(ranges) >= 15
+    held = [before <= 49 and after >= 50 for before, after in ranges]
+    assert np.mean(held) >= 0.8
+    assert max(after - before for before, after in ranges) < 15
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_noise_alone_is_no_move(seed) -> None:
     assert moves(np.log(noisy(200, 0.02, seed=seed))) == []
@@ -63,6 +83,14 @@ def test_bisect_finds_the_commit_and_is_sure(seed) -> None:
     assert answer.commit == names[23 + seed]
     assert answer.sure >= 0.95
     assert len(asked) < 30
+
+
+def test_bisect_is_not_surer_than_it_is_right() -> None:
+    """Steps of under two sigmas: where an answer is called sure, it is."""
+    found = [bisected(24, 12, 0.03, seed, step=0.05) for seed in range(120)]
+    sure = [answer.commit == names[12] for answer, names, *_ in found if answer.sure >= 0.95]
+    assert len(sure) >= 8
+    assert np.mean(sure) >= 0.9
 
 
 def test_bisect_beside_a_commit_that_does_not_build_names_both() -> None:

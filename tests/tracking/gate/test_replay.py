@@ -16,6 +16,8 @@ from benchmarks.tracking.recorded import BadHistory, Recorded, read
 from benchmarks.tracking.replay import Gate, at_detectable, by_spread, poisson_interval, replay
 from benchmarks.tracking.steps import pieces, settled
 
+from .made import noisy
+
 HISTORIES = Path(__file__).parents[2] / "histories"
 
 
@@ -99,6 +101,27 @@ def test_a_bad_history_is_one_line(tmp_path: Path, name, content, said, capsys) 
         read(path)
     assert main(["replay", str(path)]) == 2
     assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("mark", "run"), [("", "{}"), ("\ufeff", "{}"), ("", "{}.0")], ids=["plain", "mark", "float"]
+)
+def test_tables_that_other_programs_wrote_are_read_too(tmp_path: Path, mark, run) -> None:
+    values = noisy(80, 0.01)
+    rows = [f"{run.format(i)},c{i},b,{v}" for i, v in enumerate(values)]
+    path = tmp_path / "made.csv"
+    path.write_text("\n".join([mark + "run,commit,benchmark,value", *rows]), encoding="utf-8")
+    assert len(read(path).comparisons) == 80 - 50 - 5
+
+
+def test_a_young_history_is_compared_from_its_twentieth_commit_on(tmp_path: Path) -> None:
+    rows = [f"{i},c{i},b,{v}" for i, v in enumerate(noisy(40, 0.005))]
+    path = tmp_path / "made.csv"
+    path.write_text("\n".join(["run,commit,benchmark,value", *rows]))
+    out = replay(read(path), Gate(), [20])
+    assert out["comparisons"] == 40 - 20 - 5
+    assert out["false_alarms"] == 0
+    assert out["power"]["20"] > 0.6
 
 
 @pytest.mark.parametrize("inject", ["a", "-5", "nan", "1e9"])

@@ -166,5 +166,25 @@ def test_any_json_gives_a_run_or_a_reason(a, b, c, d, e) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(anything, max_size=12), st.integers(1, 20))
-def test_process_medians_are_finite(samples, group) -> None:
-    assert np.isfinite(process_medians(samples, group)).all()
+def test_process_medians_are_numbers_and_keep_their_places(samples, group) -> None:
+    medians = process_medians(samples, group)
+    assert not np.isinf(medians).any()
+    assert len(medians) == math.ceil(len(samples) / group)
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [[True] * 5, [1e-3, 1e-3, True, True, True], [math.nan] * 5, ["1"] * 5, [], [10**400] * 5],
+)
+def test_samples_of_which_none_counts_leave_no_value(samples) -> None:
+    row = parse(result(COMMIT, {LATENCY: [[1e-3], [["'p'"]], "5 samples/process", [samples]]}))
+    (found,) = row.rows[LATENCY].locations
+    assert found == 1e-3 if 1e-3 in samples else math.isnan(found)
+
+
+def test_a_clock_that_stood_still_is_noticed() -> None:
+    samples = [[0.5] * 10, [0.5] * 9 + [0.51], [0.5] * 4, None]
+    values = [0.5, 0.5, 0.5, 0.5]
+    axis = [["1", "2", "3", "4"]]
+    row = parse(result(COMMIT, {LATENCY: [values, axis, "5 samples/process", samples]}))
+    assert row.rows[LATENCY].still == {0}
