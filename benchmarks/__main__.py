@@ -11,8 +11,8 @@ from types import ModuleType
 COMMANDS = {
     "doctor": (".tracking.doctor", "say what this machine can measure, and how finely"),
     "aa": (".tracking.aa", "measure a commit against itself: the noise of each benchmark"),
-    "bisect": (".tracking.bisect", "find the commit that made a benchmark slower"),
-    "gate": (".tracking.gate", "judge a commit against another from what was measured"),
+    "bisect": (".tracking.gate.bisect", "find the commit that made a benchmark slower"),
+    "gate": (".tracking.gate.command", "judge a commit against another from what was measured"),
     "history": (".tracking.history", "keep every measured point on the branch `results`"),
     "notify": (".tracking.github.command", "tell GitHub the verdict: comment, status, issues"),
     "providers": (".tracking.providers", "compare fused with eager and others in one run"),
@@ -20,7 +20,7 @@ COMMANDS = {
         ".suite.harness.quantized_report",
         "right answers, size and speed of every quantization mode",
     ),
-    "replay": (".tracking.replay", "the gate's error rates on a recorded history"),
+    "replay": (".tracking.replay.command", "the gate's error rates on a recorded history"),
     "report": (".tracking.report", "publish the HTML report and show it on this machine"),
 }
 

@@ -33,8 +33,9 @@ ACCEPTABLE = (1, 3)
 
 def judge(request: Request, incoming: Path, out: Path, *, exact: bool = False) -> int:
     """The gate's exit code; its report and table lie in ``out``."""
-    from benchmarks.tracking import formats, gate, render
-    from benchmarks.tracking.compare import compare
+    from benchmarks.tracking.gate import command as gate
+    from benchmarks.tracking.gate import formats, render
+    from benchmarks.tracking.gate.compare import compare
     from benchmarks.tracking.handover import Recorded
 
     base = fetch(request)

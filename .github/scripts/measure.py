@@ -110,9 +110,9 @@ def asv(commits: list[str]) -> None:
 
 def again(base: str, head: str, keep: Path) -> None:
     """Let the gate measure again what it flags, and keep that as data for the judge elsewhere."""
-    from benchmarks.tracking import gate
     from benchmarks.tracking.commits import Usage
-    from benchmarks.tracking.compare import compare
+    from benchmarks.tracking.gate import command as gate
+    from benchmarks.tracking.gate.compare import compare
     from benchmarks.tracking.handover import Recording
 
     parser = argparse.ArgumentParser()

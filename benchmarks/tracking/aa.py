@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass
 
 from ..suite.__main__ import add_filters, aligned, chosen, measure, readable
 from ..suite.harness.shapes import SAMPLES_PER_PROCESS
-from .noise import _MAD, MEDIAN_COST
-from .rule import DEFAULT
+from .judging.noise import _MAD, MEDIAN_COST
+from .judging.rule import DEFAULT
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,12 @@ from pathlib import Path
 import jinja2
 from asv.publishing import OutputPublisher
 
-from . import commits, gate
-from .compare import compare
-from .render import amount, change
+from . import commits
+from .gate import command as gate
+from .gate.compare import compare
+from .gate.render import amount, change
+from .judging.verdict import Outcome, Report, Verdict
 from .results import Problem, Run, load
-from .verdict import Outcome, Report, Verdict
 
 PAGE = "what_changed.html"
 _SHOWN = (Outcome.REGRESSED, Outcome.INCONCLUSIVE, Outcome.IMPROVED)

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from .gate.rerun import Asv
 from .incoming import Refused, read_tree
-from .rerun import Asv
 from .results import Run, load
 
 # Five looks at each side, and five more: of a few machines and environments at most.

@@ -20,10 +20,10 @@ from rich.console import Console
 from rich.table import Table
 
 from . import commits
-from .cases import results_folder
-from .render import amount
+from .gate.cases import results_folder
+from .gate.render import amount
+from .judging.verdict import USAGE
 from .results import Run, load
-from .verdict import USAGE
 
 _BASE = "eager"
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from .noise import nan_median
+from .judging.noise import nan_median
 
 # A result file of 300 series with samples takes about 0.2 MB; a thousand times that is no result.
 LARGEST_FILE = 64 * 2**20

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.tracking.changes import PAGE, Page, newest_pairs, render
-from benchmarks.tracking.verdict import Outcome, Report, Series, Verdict
+from benchmarks.tracking.judging.verdict import Outcome, Report, Series, Verdict
 
 from .conftest import Project
 

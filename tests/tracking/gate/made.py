@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.tracking.judge import Case, Side
-from benchmarks.tracking.verdict import Series
+from benchmarks.tracking.judging.judge import Case, Side
+from benchmarks.tracking.judging.verdict import Series
 
 LATENCY = "latency.Inference.track_latency"
 VERSION = "1; 5 samples/process"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.tracking import explain
-from benchmarks.tracking.cases import Pair
+from benchmarks.tracking.gate import explain
+from benchmarks.tracking.gate.cases import Pair
+from benchmarks.tracking.judging.verdict import Outcome, Series, Verdict
 from benchmarks.tracking.results import parse
-from benchmarks.tracking.verdict import Outcome, Series, Verdict
 
 from .made import LATENCY, result
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from benchmarks.tracking import formats
-from benchmarks.tracking.render import amount, change, terminal
-from benchmarks.tracking.verdict import Outcome, Report, Series, Verdict
+from benchmarks.tracking.gate import formats
+from benchmarks.tracking.gate.render import amount, change, terminal
+from benchmarks.tracking.judging.verdict import Outcome, Report, Series, Verdict
 
 HOSTILE = "<img src=x onerror=a()>|`x` [red]*b* @everyone ::error::\x1b[31m\n# head %0A"
 

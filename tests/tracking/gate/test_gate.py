@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.tracking import gate
 from benchmarks.tracking.commits import Usage
-from benchmarks.tracking.compare import compare
-from benchmarks.tracking.rerun import order
+from benchmarks.tracking.gate import command as gate
+from benchmarks.tracking.gate.compare import compare
+from benchmarks.tracking.gate.rerun import order
+from benchmarks.tracking.judging.verdict import Outcome
 from benchmarks.tracking.results import Run, parse
-from benchmarks.tracking.verdict import Outcome
 
 from .made import LATENCY, history, latencies, repository, result, write
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.tracking.judge import Case, Side, judge
-from benchmarks.tracking.rule import DEFAULT
-from benchmarks.tracking.suite import assemble, common_shift
-from benchmarks.tracking.verdict import Outcome, Report, Series, Verdict
+from benchmarks.tracking.judging.judge import Case, Side, judge
+from benchmarks.tracking.judging.rule import DEFAULT
+from benchmarks.tracking.judging.suite import assemble, common_shift
+from benchmarks.tracking.judging.verdict import Outcome, Report, Series, Verdict
 
 from .made import case, noisy
 

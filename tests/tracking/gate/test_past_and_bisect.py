@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.tracking import bisect
-from benchmarks.tracking.bisect import Search, search
-from benchmarks.tracking.past import moves
+from benchmarks.tracking.gate import bisect
+from benchmarks.tracking.gate.bisect import Search, search
+from benchmarks.tracking.gate.past import moves
 
 from .made import noisy, repository
 

@@ -11,10 +11,16 @@ import numpy as np
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.tracking.noise import measure, nan_quantile
-from benchmarks.tracking.recorded import BadHistory, Recorded, read
-from benchmarks.tracking.replay import Gate, at_detectable, by_spread, poisson_interval, replay
-from benchmarks.tracking.steps import pieces, settled
+from benchmarks.tracking.judging.noise import measure, nan_quantile
+from benchmarks.tracking.judging.steps import pieces, settled
+from benchmarks.tracking.replay.command import (
+    Gate,
+    at_detectable,
+    by_spread,
+    poisson_interval,
+    replay,
+)
+from benchmarks.tracking.replay.recorded import BadHistory, Recorded, read
 
 from .made import noisy
 

@@ -1,0 +1,1 @@
+"""The same rule over recorded histories: how often it errs, beside the rules of others."""
