@@ -233,7 +233,10 @@ def backward(
         width = p.up_weight.shape[0]
     width = p.up_weight.shape[0]
     if bias_grads is not None:
-        gate_sum, up_sum = (bias_grads[:width], bias_grads[width:]) if gated else (None, bias_grads)
+        # Copies, as a gradient may not share its memory; one bias may be there without the other.
+        halves = (bias_grads[:width], bias_grads[width:]) if gated else (None, bias_grads)
+        gate_sum = halves[0].clone() if need_gate_bias else None
+        up_sum = halves[1].clone() if need_up_bias else None
     else:
         gate_sum = d_gate.sum(0) if need_gate_bias else None
         up_sum = d_up.sum(0) if need_up_bias else None
@@ -242,8 +245,8 @@ def backward(
         d_up.t().mm(x) if need_up else None,
         d_down,
         d_gate.t().mm(x) if need_gate else None,
-        up_sum.clone() if need_up_bias and bias_grads is not None else up_sum,
-        gate_sum.clone() if need_gate_bias and bias_grads is not None else gate_sum,
+        up_sum,
+        gate_sum,
         dy.sum(0) if need_down_bias else None,
     )
 

@@ -99,8 +99,8 @@ def pieces_of(arch: str, columns: int, depth: int, tile: Tile) -> tuple[int, int
     # Fewer than 4 steps never fill the pipeline; more than 16 pieces cost more to add than they
     # save.
     pieces = max(1, min(wanted, steps // 4, 16))
-    length = triton.cdiv(steps, pieces) * tile.k
-    return triton.cdiv(depth, length), length
+    length = max(1, triton.cdiv(steps, pieces)) * tile.k
+    return max(1, triton.cdiv(depth, length)), length
 
 
 def split_gemm(

@@ -104,6 +104,17 @@ def test_everything_frozen_but_one_bias():
     assert torch.equal(bias.grad, torch.full((HIDDEN,), float(TOKENS)))
 
 
+@pytest.mark.parametrize("path", ["eager", "onednn", "packed", "epilogue"])
+@pytest.mark.parametrize("absent", ["up_bias", "gate_bias"])
+def test_one_bias_without_the_other(path, absent):
+    p = problem(TOKENS, HIDDEN, WIDTH)
+    p.weights[absent] = None
+    want = torch.autograd.grad(p.reference().sum(), p.tensors)
+    with use_path(path):
+        got = torch.autograd.grad(p.fused().sum(), p.tensors)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
 def test_tied_weights_add_their_gradients():
     w = torch.randn(WIDTH, HIDDEN).requires_grad_()
     x = torch.randn(TOKENS, HIDDEN)

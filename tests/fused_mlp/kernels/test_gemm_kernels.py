@@ -173,6 +173,12 @@ def test_pieces_cover_the_sum_once(as_exact) -> None:
             assert (pieces - 1) * length < depth <= pieces * length
 
 
+def test_decode_of_no_intermediate_is_the_bias() -> None:
+    x, up, bias = torch.randn(3, 8), torch.empty(0, 8), torch.randn(5)
+    y = decode_mlp(x, up, up, torch.empty(5, 0), None, None, bias, "silu")
+    torch.testing.assert_close(y, bias.expand(3, 5))
+
+
 def test_too_many_tokens_for_decode() -> None:
     x = torch.randn(17, 8)
     with pytest.raises(ValueError, match="17 tokens; the decode kernels take at most 16"):
