@@ -1,34 +1,25 @@
 """Reading asv's result files: whatever lies in the folder, only sound numbers come out.
 
 A file that cannot be used is named with its reason and skipped; it never stops the others.
-Samples become one location (median) per process, as samples of one process are not independent.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .judging.noise import nan_median
+from .cells import Row, as_number, as_text, row_of
 
 # A result file of 300 series with samples takes about 0.2 MB; a thousand times that is no result.
 LARGEST_FILE = 64 * 2**20
-# Parameter products beyond this are no benchmark of anyone's; they only use up memory.
-LARGEST_PRODUCT = 100_000
-
-# As many equal samples are no luck: every clock the suite reads varies in its last digits.
-LEAST_STILL = 5
-
-OK, FAILED, SKIPPED = 0, 1, 2
 
 # What makes two results unlike. Memory size and kernel version are left out on purpose: they change
 # with a reboot or an update and would split a history for nothing.
@@ -45,8 +36,6 @@ IDENTITY = (
     "python",
 )
 
-_GROUPS = re.compile(r"(\d{1,6})\s*samples/process")
-
 
 class BadResult(ValueError):
     """A result file that cannot be used; the message says why, without the path."""
@@ -61,30 +50,6 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{self.path}: {self.reason}; skipped"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One benchmark of one run: all its parameter combinations, in asv's order."""
-
-    params: tuple[tuple[str, ...], ...]
-    values: np.ndarray  # (combinations,) nan where there is no number
-    state: np.ndarray  # (combinations,) OK, FAILED or SKIPPED
-    processes: (
-        np.ndarray
-    )  # (combinations, processes) medians, nan-padded; (combinations, 0) without
-    version: str
-    # Combinations whose every sample is the same number: that clock stood still.
-    still: frozenset[int] = frozenset()
-
-    @cached_property
-    def locations(self) -> np.ndarray:
-        """One number a combination: the median of its process medians, else the value itself."""
-        if not self.processes.shape[1]:
-            return self.values
-        middle = _median(self.processes)
-        middle = np.where(np.isfinite(middle), middle, self.values)
-        return np.where(self.state == OK, middle, np.nan)
 
 
 @dataclass(frozen=True)
@@ -109,7 +74,7 @@ class Run:
             if note.get("kind") != "invalid" or not isinstance(params, list):
                 continue
             if isinstance(process, int):
-                key = str(note.get("benchmark")), tuple(_text(p) for p in params)
+                key = str(note.get("benchmark")), tuple(as_text(p) for p in params)
                 found.setdefault(key, set()).add(process)
         return found
 
@@ -155,27 +120,6 @@ def read_json(path: Path, largest: int = LARGEST_FILE) -> Any:
         raise BadResult(f"cannot be read ({error.strerror or type(error).__name__})") from None
 
 
-def samples_per_process(version: str) -> int:
-    """How many consecutive samples came from one process; 1 where the version does not say.
-
-    >>> samples_per_process("1; 5 samples/process"), samples_per_process("abc")
-    (5, 1)
-    """
-    found = _GROUPS.search(version)
-    return max(1, int(found.group(1))) if found else 1
-
-
-def process_medians(samples: list[Any], group: int) -> np.ndarray:
-    """Medians of consecutive groups of samples; what is not a finite number is left out.
-
-    A group without any number gives nan: its process keeps its place.
-    """
-    numbers = [_number(s) for s in samples]
-    groups = [numbers[i : i + group] for i in range(0, len(numbers), group)]
-    finite = [[x for x in g if math.isfinite(x)] for g in groups]
-    return np.array([float(np.median(g)) if g else math.nan for g in finite])
-
-
 def parse(data: Any, path: str = "", folder: str = "") -> Run:
     """One run from asv's JSON, or BadResult."""
     if not isinstance(data, dict):
@@ -193,11 +137,11 @@ def parse(data: Any, path: str = "", folder: str = "") -> Run:
     machine = params.get("machine", folder)
     if folder and machine != folder:
         raise BadResult(f"it says machine {machine[:60]!r} but lies in the folder of {folder!r}")
-    date = _number(data.get("date"))
-    columns = [_text(c) for c in data["result_columns"]]
+    date = as_number(data.get("date"))
+    columns = [as_text(c) for c in data["result_columns"]]
     rows = {}
     for name, cells in data["results"].items():
-        row = _row(dict(zip(columns, cells, strict=False)) if isinstance(cells, list) else {})
+        row = row_of(dict(zip(columns, cells, strict=False)) if isinstance(cells, list) else {})
         if row is not None:
             rows[str(name)[:500]] = row
     return Run(
@@ -266,13 +210,6 @@ def _shown(path: Path, folder: Path) -> str:
     return str(path.relative_to(folder.parent)) if folder.parent != path else str(path)
 
 
-def _text(value: Any) -> str:
-    try:
-        return str(value)[:300]
-    except (ValueError, RecursionError):  # an integer of thousands of digits
-        return type(value).__name__
-
-
 def _name(value: Any) -> str:
     return value[:300] if isinstance(value, str) else ""
 
@@ -284,114 +221,3 @@ def _words(fields: Any) -> dict[str, str]:
         if isinstance(value, str | float) or (isinstance(value, int) and abs(value) < 2**63):
             found[str(name)[:100]] = str(value)[:300]
     return found
-
-
-def _number(value: Any) -> float:
-    """The value as a float; nan for anything that is not a plain number (bool included)."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return math.nan
-    try:
-        return float(value)
-    except OverflowError:
-        return math.nan
-
-
-def _combinations(params: Any) -> tuple[tuple[str, ...], ...]:
-    if not isinstance(params, list) or not all(isinstance(p, list) for p in params):
-        return ((),)
-    if math.prod(len(p) for p in params) > LARGEST_PRODUCT:
-        return ()
-    # asv stores the repr() of each value: strings arrive with their quotes.
-    return _product(tuple(tuple(_text(v) for v in p) for p in params))
-
-
-@lru_cache(maxsize=1024)
-def _product(params: tuple[tuple[str, ...], ...]) -> tuple[tuple[str, ...], ...]:
-    """Cached: a history repeats the same few parameter lists a thousand times."""
-    return tuple(itertools.product(*([_bare(v) for v in p] for p in params)))
-
-
-def _bare(text: str) -> str:
-    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
-
-
-def _row(cells: dict[str, Any]) -> Row | None:
-    combos = _combinations(cells.get("params") or [])
-    result = cells.get("result")
-    if not combos:
-        return None
-    if result is None:  # the whole benchmark failed, asv stores one null for all combinations
-        result = [None] * len(combos)
-    if not isinstance(result, list):
-        return None
-    result = (result + [None] * len(combos))[: len(combos)]
-    values, state = _values(result)
-    version = cells.get("version")
-    version = version[:300] if isinstance(version, str) else ""
-    samples = cells.get("samples")
-    samples = samples if isinstance(samples, list) else []
-    medians = _all_process_medians(samples[: len(combos)], samples_per_process(version))
-    processes = np.full((len(combos), medians.shape[1]), np.nan)
-    processes[: len(medians)] = medians
-    # Samples were kept and none is a number: the value beside them is not to be trusted either.
-    for i in np.flatnonzero((state == OK) & ~np.isfinite(processes).any(axis=1)).tolist():
-        if i < len(samples) and isinstance(samples[i], list):
-            values[i] = np.nan
-    still = frozenset(i for i, s in enumerate(samples[: len(combos)]) if _stands_still(s))
-    return Row(combos, values, state, processes, version, still)
-
-
-def _stands_still(samples: Any) -> bool:
-    if not isinstance(samples, list) or len(samples) < LEAST_STILL or samples[0] != samples[-1]:
-        return False
-    return samples.count(samples[0]) == len(samples)
-
-
-def _values(result: list[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers and states; null is a failure, NaN is asv's word for not applicable."""
-    kinds = set(map(type, result))
-    plain = kinds <= {float, int, type(None)}
-    try:
-        values = np.array(result if plain else [_number(v) for v in result], dtype=float)
-    except OverflowError:  # an integer of hundreds of digits
-        values = np.array([_number(v) for v in result], dtype=float)
-    state = np.where(np.isfinite(values), OK, FAILED).astype(np.int8)
-    if state.any():
-        nan = [isinstance(v, float) and math.isnan(v) for v in result]
-        state[np.array(nan)] = SKIPPED
-        values[state != OK] = np.nan
-    return values, state
-
-
-def _all_process_medians(samples: list[Any], group: int) -> np.ndarray:
-    lists = [s if isinstance(s, list) else [] for s in samples]
-    full = [i for i, s in enumerate(lists) if s]
-    lengths = {len(lists[i]) for i in full}
-    if len(lengths) == 1 and (n := lengths.pop()) % group == 0:
-        # The usual case, a thousand times faster than one combination after another.
-        try:
-            array: np.ndarray = np.array([lists[i] for i in full])
-        except (ValueError, OverflowError):
-            array = np.empty(0)
-        # numpy takes JSON's true for 1 and false for 0 among numbers.
-        plain = array.dtype.kind in "fi" and array.ndim == 2 and np.isfinite(array).all()
-        if plain and ((array == 0) | (array == 1)).any():
-            plain = not any(isinstance(x, bool) for i in full for x in lists[i])
-        if plain:
-            out = np.full((len(lists), n // group), np.nan)
-            out[full] = _median(array.reshape(len(full), -1, group))
-            return out
-    medians = [process_medians(s, group) for s in lists]
-    out = np.full((len(medians), max((len(m) for m in medians), default=0)), np.nan)
-    for row, m in zip(out, medians, strict=True):
-        row[: len(m)] = m
-    return out
-
-
-def _median(x: np.ndarray) -> np.ndarray:
-    """Over the last axis, nan left out; without any, by the shortest way numpy knows."""
-    s = np.sort(x, axis=-1)  # nan goes last
-    n = s.shape[-1]
-    if np.isnan(s[..., -1]).any():
-        return nan_median(x)
-    return (s[..., (n - 1) // 2] + s[..., n // 2]) / 2

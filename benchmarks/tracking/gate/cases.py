@@ -11,9 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ..judging.judge import Case, Side
+from ..cells import FAILED, OK, SKIPPED, Row
+from ..judging.case import Case, Side
 from ..judging.verdict import Series
-from ..results import FAILED, OK, SKIPPED, BadResult, Row, Run, read_json
+from ..results import BadResult, Run, read_json
 from .metric import Kind, kind_of
 
 _STATE = {OK: "ok", FAILED: "failed", SKIPPED: "skipped"}

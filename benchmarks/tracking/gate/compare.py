@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from .. import commits
 from ..commits import Usage
-from ..judging.judge import Case, judge
+from ..judging.case import Case
+from ..judging.judge import judge
 from ..judging.rule import DEFAULT, Rule
 from ..judging.suite import assemble
 from ..judging.verdict import Report, Verdict

@@ -9,47 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from .case import Case, sign_of
 from .decide import Decision, decide, detectable, may_fail, screen, too_noisy
 from .model import Level, level
 from .noise import Noise, nan_median
 from .rule import DEFAULT, Rule
-from .verdict import Outcome, Series, Verdict
-
-_NONE = np.empty(0)
-
-
-@dataclass(frozen=True)
-class Side:
-    """One benchmark at one commit: its value, one median per process, and how it ended."""
-
-    value: float = math.nan
-    processes: np.ndarray = field(default_factory=lambda: _NONE)
-    state: str = "ok"  # ok, failed, skipped, absent, hollow or disturbed
-    version: str = ""
-    still: bool = False  # every sample is the same number
-
-
-@dataclass(frozen=True)
-class Case:
-    """All the judge knows about one benchmark; values in the metric's own unit."""
-
-    series: Series
-    metric: str
-    unit: str
-    kind: str  # sampled, exact or derived
-    better: str  # lower or higher
-    base: Side
-    head: Side
-    history: np.ndarray = field(default_factory=lambda: _NONE)  # up to and with base, oldest first
-    base_reruns: np.ndarray = field(default_factory=lambda: _NONE)
-    head_reruns: np.ndarray = field(default_factory=lambda: _NONE)
-    least_effect: float | None = None  # a pattern's own, log scale
-    may_gate: bool = True  # a pattern may say that it only informs
+from .verdict import Outcome, Verdict
 
 
 def judge(cases: Sequence[Case], rule: Rule = DEFAULT) -> list[Verdict]:
@@ -278,11 +248,6 @@ def _one(
         reason = f"not settled after {count - 1} re-runs"
         return _verdict(case, Outcome.INCONCLUSIVE, reason, rerun=True, gating=not names, **known)
     return _verdict(case, Outcome.PASS, f"{count - 1} re-runs did not confirm a change", **known)
-
-
-def sign_of(case: Case) -> float:
-    """-1 where logarithms were turned because higher is better."""
-    return -1.0 if case.better == "higher" else 1.0
 
 
 def _first_look(

@@ -6,15 +6,12 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .case import Case
 from .noise import Noise, measure, windows
 from .rule import Rule
-
-if TYPE_CHECKING:
-    from .judge import Case
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from .judge import Case
+from .case import Case
 from .rule import DEFAULT, Rule
 from .verdict import Outcome, Report, Verdict, percent
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.tracking.judging.judge import Case, Side
+from benchmarks.tracking.judging.case import Case, Side
 from benchmarks.tracking.judging.verdict import Series
 
 LATENCY = "latency.Inference.track_latency"

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.tracking.judging.judge import Case, Side, judge
+from benchmarks.tracking.judging.case import Case, Side
+from benchmarks.tracking.judging.judge import judge
 from benchmarks.tracking.judging.rule import DEFAULT
 from benchmarks.tracking.judging.suite import assemble, common_shift
 from benchmarks.tracking.judging.verdict import Outcome, Report, Series, Verdict

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from benchmarks.tracking.gate import bisect
-from benchmarks.tracking.gate.bisect import Search, search
 from benchmarks.tracking.gate.past import moves
+from benchmarks.tracking.gate.search import Search, search
 
 from .made import noisy, repository
 

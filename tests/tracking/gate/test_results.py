@@ -12,18 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.tracking.results import (
-    FAILED,
-    LARGEST_FILE,
-    OK,
-    SKIPPED,
-    BadResult,
-    Run,
-    load,
-    parse,
-    process_medians,
-    read_notes,
-)
+from benchmarks.tracking.cells import FAILED, OK, SKIPPED, process_medians
+from benchmarks.tracking.results import LARGEST_FILE, BadResult, Run, load, parse, read_notes
 
 from .made import LATENCY, latencies, result, write
 
