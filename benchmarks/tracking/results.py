@@ -73,7 +73,7 @@ class Run:
             process, params = note.get("process"), note.get("params")
             if note.get("kind") != "invalid" or not isinstance(params, list):
                 continue
-            if isinstance(process, int):
+            if isinstance(process, int) and not isinstance(process, bool):
                 key = str(note.get("benchmark")), tuple(as_text(p) for p in params)
                 found.setdefault(key, set()).add(process)
         return found
@@ -181,15 +181,19 @@ def load(
 def read_notes(run: Run) -> list[dict[str, Any]]:
     """The side records of a run (reasons, kernel names, readings), without unreadable lines."""
     path = run.notes_path
+    try:
+        usable = path is not None and path.is_file() and path.stat().st_size <= LARGEST_FILE
+        lines = path.read_bytes().splitlines() if path is not None and usable else []
+    except OSError:
+        return []
     records = []
-    if path is not None and path.is_file() and path.stat().st_size <= LARGEST_FILE:
-        for line in path.read_bytes().splitlines():
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(record, dict):
-                records.append(record)
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(record, dict):
+            records.append(record)
     return records
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.tracking.cells import FAILED, OK, SKIPPED, process_medians
+from benchmarks.tracking.gate.explain import records
 from benchmarks.tracking.results import LARGEST_FILE, BadResult, Run, load, parse, read_notes
 
 from .made import LATENCY, latencies, result, write
@@ -119,6 +122,14 @@ def test_processes_that_the_suite_calls_invalid_do_not_count(tmp_path: Path) -> 
     np.testing.assert_array_equal(run.sound(LATENCY).locations, [1.5, np.nan])
 
 
+def test_a_process_called_true_is_none(tmp_path: Path) -> None:
+    write(tmp_path, result(COMMIT, {LATENCY: latencies([1.0], np.random.default_rng(0))}))
+    note = {"kind": "invalid", "benchmark": "latency.Inference", "params": ["p0"], "process": True}
+    (tmp_path / "box" / f"{COMMIT[:8]}-env.jsonl").write_text(json.dumps(note))
+    (run,), _ = load(tmp_path)
+    assert np.isfinite(run.sound(LATENCY).processes).all()
+
+
 def test_unreadable_side_records_are_left_out(tmp_path: Path) -> None:
     write(tmp_path, result(COMMIT, {LATENCY: latencies([1.0], np.random.default_rng(0))}))
     (run,), _ = load(tmp_path)
@@ -178,3 +189,19 @@ def test_a_clock_that_stood_still_is_noticed() -> None:
     axis = [["1", "2", "3", "4"]]
     row = parse(result(COMMIT, {LATENCY: [values, axis, "5 samples/process", samples]}))
     assert row.rows[LATENCY].still == {0}
+
+
+@settings(max_examples=60, deadline=None)
+@given(anything, anything, anything)
+def test_any_side_record_is_read_or_left_out(process, params, more) -> None:
+    record = {"kind": "invalid", "benchmark": "latency.Inference", "params": params}
+    kinds = ["invalid", "launches", "measured", "kernel", "failure"]
+    said = [{**record, "process": process}, {**record, "params": ["p0"], "process": process}]
+    said += [{**record, "kind": k, "names": more, "sass_sha256": more, "text": more} for k in kinds]
+    run = parse(result(COMMIT, {LATENCY: latencies([1.0], np.random.default_rng(0))}))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "x.jsonl")
+        path.write_text("".join(json.dumps(n) + "\n" for n in said))
+        run = replace(run, notes_path=path)
+        assert run.sound(LATENCY).processes.shape == (1, 3)
+        records(read_notes(run))
