@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import os
+import subprocess
+import sys
 from typing import Any
 
 from .harness import selection, shapes, specimens
@@ -10,6 +14,7 @@ from .harness.metrics import METRICS
 from .harness.notes import note
 
 VERSION = "1; exact"
+_MISSING = ("ModuleNotFoundError", "ImportError")
 
 
 class Static:
@@ -64,7 +69,7 @@ def compile_all_kernels() -> dict[tuple[str, str], dict[str, Any]]:
         where = {"benchmark": "kernels.Static", "params": [kernel, arch]}
         progress.step(f"compiled {kernel} for {arch}", finished=1)
         if isinstance(metrics, Failure):
-            reason = _not_applicable(metrics.reason)
+            reason = _not_applicable(kernel, metrics.reason)
             if reason:
                 found[kernel, arch] = {}
                 note("absent", reason=reason, **where)
@@ -91,10 +96,22 @@ def compile_all_kernels() -> dict[tuple[str, str], dict[str, Any]]:
     return found
 
 
-def _not_applicable(reason: str) -> str | None:
+def _not_applicable(kernel: str, reason: str) -> str | None:
     """A kernel this commit does not have, or a machine without triton: not a failure."""
-    if reason.startswith("KeyError"):
+    # A KeyError over anything else is the compiler's, and a failure.
+    if reason == f"KeyError: {kernel!r}":
         return "this commit has no such kernel for this architecture"
-    if reason.startswith(("ModuleNotFoundError", "ImportError")):
+    if reason.startswith(_MISSING) or "specimens() got an unexpected keyword" in reason:
         return reason
-    return None
+    # It ends before its first job where nothing can be imported from, as in an old commit.
+    return _missing() if reason.startswith("the compiler's process ended") else None
+
+
+@functools.cache
+def _missing() -> str | None:
+    """Why there are no kernels to compile at all, as the interpreter says it; None if there are."""
+    command = [sys.executable, "-P", "-c", "from fused_mlp.kernels import specimens"]
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    last = (done.stderr.strip().splitlines() or [""])[-1]
+    return last if last.startswith(_MISSING) else None

@@ -29,6 +29,14 @@ def test_a_sample_holds_at_least_the_work_asked_for():
     assert long.calls == 1
 
 
+@pytest.mark.parametrize("launch", [5e-6, 40e-6])
+def test_launch_gaps_in_the_warm_up_make_no_sample_short(launch):
+    device = FakeDevice(launch)
+    reading = Clock(device, SETTINGS).measure([device.work(7e-6)])
+    assert reading.calls * 7e-6 >= 0.5 * SETTINGS.sample_seconds
+    assert reading.latency == pytest.approx([7e-6] * 5, rel=1e-9)
+
+
 def test_a_device_that_cannot_be_held_is_said_to_be_launch_bound():
     device = FakeDevice(launch=20e-6, holds=False)
     reading = Clock(device, SETTINGS).measure([device.work(3e-6)])

@@ -1,5 +1,7 @@
 """Numbers without noise: right by arithmetic, and the same to the digit every time."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -43,6 +45,18 @@ def test_views_and_allocations_launch_nothing():
 def test_composites_count_as_what_they_call():
     x = torch.randn(8, 6)
     assert counted(Built(lambda: torch.nn.functional.linear(x, x), {}))[0] == ["aten::mm"]
+
+
+def test_kernels_are_counted_once_two_looks_agree():
+    looks = iter([["a"], ["a", "b"], ["a", "b"]])
+    assert exact.settled(lambda: next(looks)) == ["a", "b"]
+
+
+@pytest.mark.parametrize(("looks", "said"), [([[]], "sees no kernel"), ([["a"], ["b"]], "another")])
+def test_a_profiler_that_sees_nothing_or_never_the_same_counts_nothing(looks, said):
+    turn = itertools.cycle(looks)
+    with pytest.raises(exact.NoCount, match=said):
+        exact.settled(lambda: next(turn))
 
 
 def test_peak_is_the_tensors_alive_at_once():

@@ -1,6 +1,7 @@
 """Static metrics in the suite: which kernels, and what a missing one is."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -47,6 +48,20 @@ def test_a_kernel_this_commit_lacks_is_not_applicable_and_a_broken_one_fails(mon
         benchmark.track_spills(cache, "act_forward/silu/bf16", "sm80")
     notes = [json.loads(line) for line in (tmp_path / "notes").read_text().splitlines()]
     assert [note["kind"] for note in notes] == ["absent", "failure"]
+
+
+@pytest.mark.parametrize(
+    ("error", "absent"), [("ImportError: no kernels", True), ("MemoryError", False)]
+)
+def test_a_commit_with_no_kernels_is_not_applicable(monkeypatch, error, absent):
+    said = SimpleNamespace(stderr=f"Traceback\n{error}\n")
+    monkeypatch.setattr(kernels.subprocess, "run", lambda *_, **__: said)
+    kernels._missing.cache_clear()
+    reason = kernels._not_applicable("glu/silu/bf16", "the compiler's process ended with 1")
+    assert reason == (error if absent else None)
+    kernels._missing.cache_clear()
+    # A KeyError inside the compiler is not about the kernel's name.
+    assert kernels._not_applicable("glu/silu/bf16", "KeyError: 'ttg.num-warps'") is None
 
 
 def test_numbers_and_the_code_hash_are_kept(monkeypatch, tmp_path):

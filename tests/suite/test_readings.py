@@ -47,11 +47,39 @@ def test_throttling_is_told_from_the_reasons(reading, found):
 
 
 def test_nvidia_smi_is_read_as_it_prints(monkeypatch):
-    line = "1980, 2619, 41, 121.53, 0x0000000000000004, 0, Enabled"
+    line = "1980, 2619, 41, 121.53, 0x0000000000000020, 0, Enabled"
     monkeypatch.setattr(readings, "_nvidia_smi", lambda query: [line])
     reading = readings.gpu_reading()
-    assert (reading["sm_mhz"], reading["watts"], reading["throttle"]) == (1980.0, 121.53, 4.0)
+    assert (reading["sm_mhz"], reading["watts"], reading["throttle"]) == (1980.0, 121.53, 32.0)
     assert "throttles" in readings.throttled(reading)
+
+
+def test_an_older_driver_is_asked_in_its_own_words(monkeypatch):
+    def smi(query):
+        return None if "event_reasons" in query else ["1980, 2619, 41, 121.53, 0x8, 0, Enabled"]
+
+    monkeypatch.setattr(readings, "_nvidia_smi", smi)
+    assert readings.gpu_reading()["throttle"] == 8.0
+
+
+def test_the_power_cap_spoils_locked_clocks_alone(monkeypatch):
+    capped = {"throttle": float(0x4), "celsius": 60.0}
+    monkeypatch.delenv(readings.CLOCKS_VARIABLE, raising=False)
+    assert readings.throttled(capped) is None
+    monkeypatch.setenv(readings.CLOCKS_VARIABLE, "locked 1500 MHz")
+    assert "throttles" in readings.throttled(capped)
+
+
+def test_a_remark_of_the_tool_is_no_user_of_the_gpu(monkeypatch):
+    said = ["[Insufficient Permissions], [N/A]", "4242, python"]
+    monkeypatch.setattr(readings, "_nvidia_smi", lambda query: said)
+    assert readings.gpu_users() == ["4242, python"]
+
+
+@pytest.mark.parametrize(("visible", "found"), [("", "0"), ("3,1", "3"), ("GPU-ab", "GPU-ab")])
+def test_the_gpu_read_is_the_one_torch_measures(monkeypatch, visible, found):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert readings.gpu_id() == found
 
 
 def test_energy_is_the_counter_over_the_calls():

@@ -113,6 +113,15 @@ def test_unknown_sizes_and_devices_are_refused(monkeypatch):
         shapes.device_kind()
 
 
+@pytest.mark.parametrize(("node", "usable", "kind"), [(1, 1, "cuda"), (1, 0, "cpu"), (0, 1, "cpu")])
+def test_a_gpu_is_one_that_has_a_node_and_that_torch_can_use(monkeypatch, node, usable, kind):
+    monkeypatch.delenv("FUSED_MLP_DEVICE", raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(shapes.os.path, "exists", lambda path: bool(node) and "nvidiactl" in path)
+    monkeypatch.setattr(shapes, "_torch_sees_gpu", lambda: bool(usable))
+    assert shapes.device_kind() == kind
+
+
 def test_workers_measure_what_asv_will_ask_for_and_no_more(tmp_path, monkeypatch):
     plan = tmp_path / "plan.json"
     params = ("tiny", "1", "fp32", "eager")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.suite.harness import cached
+from benchmarks.suite.harness import cached, readings
 from benchmarks.suite.harness.shapes import SIZES, Combination
 from benchmarks.suite.harness.supervisor import Supervisor
 
@@ -99,6 +99,18 @@ def test_stopping_keeps_what_was_measured(tmp_path, monkeypatch):
     assert [bool(entry.samples) for entry in table.values()] == [True, False, False, False]
     assert all(entry.failure is None for entry in table.values())
     assert "what was measured so far is kept" in (tmp_path / "progress").read_text()
+
+
+def test_a_gpu_that_throttles_at_work_marks_what_it_was_at(tmp_path, monkeypatch):
+    supervisor = supervise(tmp_path, monkeypatch)
+    supervisor.kind = "cuda"
+    monkeypatch.setattr(readings, "gpu_reading", lambda: {"throttle": 64.0, "celsius": 92.0})
+    at = next(iter(supervisor.wanted))
+    supervisor._look(at, 0)
+    assert not supervisor.table[at].disturbed  # too soon after the start
+    supervisor._looked -= 60
+    supervisor._look(at, 0)
+    assert "92.0 °C" in supervisor.table[at].disturbed[0]
 
 
 def test_metrics_without_noise_take_one_process(tmp_path, monkeypatch):

@@ -67,6 +67,9 @@ def _write_notes(combination: Combination, entry: Entry) -> None:
     if entry.failure:
         note("failure", text=entry.failure, **where)
         return
+    if not entry.processes:
+        note("absent", reason="the run was stopped before it was measured", **where)
+        return
     notes = dict(entry.notes)
     names = notes.pop("launches", None)
     if names is not None:

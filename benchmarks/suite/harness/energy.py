@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .providers import NotApplicable
+from .readings import gpu_id
 
 # The counter moves some ten times a second; a window this long is off by a few percent.
 WINDOW_SECONDS = 0.4
@@ -20,7 +21,11 @@ def _handle() -> tuple[Any, Any]:
         raise NotApplicable("NVML is not readable: nvidia-ml-py is not installed") from error
     try:
         pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        name = gpu_id()
+        if name.isdigit():
+            handle = pynvml.nvmlDeviceGetHandleByIndex(int(name))
+        else:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(name)
         pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
     except pynvml.NVMLError as error:
         raise NotApplicable(f"NVML gives no energy counter: {error}") from error

@@ -20,8 +20,12 @@ STOLEN_SHARE = 0.02
 # /proc/stat counts hundredths of a second: a shorter window would judge rounding.
 LEAST_WINDOW = 0.5
 _FREQUENCY = "/sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq"
-# nvidia-smi's bits: software power cap, hardware slowdown, both thermal slowdowns, power brake.
-_THROTTLED = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
+# nvidia-smi's bits: hardware slowdown, both thermal slowdowns, power brake.
+_THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
+# The software power cap is where a large GEMM at free clocks lives, so it is kept as a reading. It
+# spoils a run only where the clocks were locked: then the lock was not sustainable.
+_POWER_CAP = 0x4
+CLOCKS_VARIABLE = "FUSED_MLP_CLOCKS"
 
 
 @dataclass(frozen=True)
@@ -82,17 +86,26 @@ class Watch:
 
 def gpu_reading() -> dict[str, float | str] | None:
     """Clock, temperature, power and throttle reasons of the GPU; None without nvidia-smi."""
+    # Drivers from 535 on call them event reasons, older ones know throttle reasons alone.
+    for word in ("event", "throttle"):
+        reading = _gpu_reading(f"clocks_{word}_reasons.active")
+        if reading is not None:
+            return reading
+    return None
+
+
+def _gpu_reading(reasons: str) -> dict[str, float | str] | None:
     names = {
         "clocks.sm": "sm_mhz",
         "clocks.mem": "memory_mhz",
         "temperature.gpu": "celsius",
         "power.draw": "watts",
-        "clocks_throttle_reasons.active": "throttle",
+        reasons: "throttle",
         "utilization.gpu": "utilization",
         "persistence_mode": "persistence",
     }
     values = _nvidia_smi(f"--query-gpu={','.join(names)}")
-    if values is None:
+    if not values:
         return None
     reading: dict[str, float | str] = {}
     for name, value in zip(names.values(), values[0].split(","), strict=False):
@@ -107,7 +120,10 @@ def gpu_reading() -> dict[str, float | str] | None:
 def gpu_users() -> list[str]:
     """Other processes computing on the GPU."""
     lines = _nvidia_smi("--query-compute-apps=pid,process_name") or []
-    return [line.strip() for line in lines if line.split(",")[0].strip() != str(os.getpid())]
+    # What is no process id is a remark of the tool's ("[Insufficient Permissions]").
+    pids = (line.split(",")[0].strip() for line in lines)
+    others = zip(pids, lines, strict=True)
+    return [line.strip() for pid, line in others if pid.isdigit() and pid != str(os.getpid())]
 
 
 def machine_reading(kind: str) -> dict[str, Any]:
@@ -133,16 +149,22 @@ def unfit(reading: dict[str, Any]) -> str | None:
 def throttled(reading: dict[str, float | str] | None) -> str | None:
     """Why the GPU runs slower than asked for, in words; None if it does not."""
     reasons = (reading or {}).get("throttle")
-    if isinstance(reasons, float) and int(reasons) & _THROTTLED:
+    spoiled = _THROTTLED | (_POWER_CAP if os.environ.get(CLOCKS_VARIABLE) else 0)
+    if isinstance(reasons, float) and int(reasons) & spoiled:
         return f"the GPU throttles (reasons {int(reasons):#x}) at {reading['celsius']} °C"  # type: ignore[index]
     return None
+
+
+def gpu_id() -> str:
+    """The GPU measured, an index or a UUID: torch's first, which need not be the machine's."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip() or "0"
 
 
 def _nvidia_smi(query: str) -> list[str] | None:
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None
-    command = [tool, query, "--format=csv,noheader,nounits", "--id=0"]
+    command = [tool, query, "--format=csv,noheader,nounits", f"--id={gpu_id()}"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):

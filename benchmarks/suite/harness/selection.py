@@ -75,6 +75,11 @@ def absent(combination: Combination, metric: str, kind: str) -> str | None:
         return "on a CPU host and device are one: only a call too small to compute shows the host"
     if metric == "energy" and combination.tokens != "batch":
         return "too short a call for the energy counter: measured on batches"
+    if metric == "energy" and (
+        shapes.PROVIDERS[combination.provider].rank or shapes.DTYPES[kind][combination.dtype]
+    ):
+        # 0.4 s a combination and process would be 200 s of a default suite on a GPU.
+        return "energy is measured for eager and fused in the device's first dtype"
     if metric == "saved_bytes" and combination.mode != "Training":
         return "nothing is saved without a backward"
     return None

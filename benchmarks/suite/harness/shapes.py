@@ -8,10 +8,14 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 MODES = ("Inference", "Training")
+# A container that is given one card of several has no /dev/nvidia0, but always the control node.
+DEVICE_NODES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 
 @dataclass(frozen=True)
@@ -85,8 +89,12 @@ PROVIDERS = {
     "liger": Provider(2, "liger-kernel's MLP, where installed", devices=_CUDA),
     "quack": Provider(2, "QuACK's MLP, where installed", devices=_CUDA),
 }
-# The dtype a device is used with comes first; each later one is one rank further away.
-DTYPES = {"cpu": ("fp32", "bf16", "fp16"), "cuda": ("bf16", "fp16", "fp32")}
+# Each dtype's rank, added to the provider's. On a GPU fp16 runs the kernels bf16 runs and would
+# be two fifths of a default suite, for little.
+DTYPES = {
+    "cpu": {"fp32": 0, "bf16": 1, "fp16": 2},
+    "cuda": {"bf16": 0, "fp16": 2, "fp32": 3},
+}
 
 
 @dataclass(frozen=True)
@@ -188,7 +196,11 @@ def size_of(name: str | None = None) -> Size:
 
 
 def device_kind() -> str:
-    """ "cuda" or "cpu", from FUSED_MLP_DEVICE or what the system shows; no torch needed."""
+    """ "cuda" or "cpu": FUSED_MLP_DEVICE, else what torch can use where a device node shows a GPU.
+
+    torch is asked in a process of its own, once, and only there: a node proves too little (a CPU
+    build of torch, a card that another user's container holds).
+    """
     kind = os.environ.get("FUSED_MLP_DEVICE", "")
     if kind:
         if kind not in DTYPES:
@@ -196,7 +208,17 @@ def device_kind() -> str:
         return kind
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
         return "cpu"
-    return "cuda" if any(map(os.path.exists, ("/dev/nvidia0", "/dev/dxg", "/dev/kfd"))) else "cpu"
+    return "cuda" if any(map(os.path.exists, DEVICE_NODES)) and _torch_sees_gpu() else "cpu"
+
+
+@functools.cache
+def _torch_sees_gpu() -> bool:
+    command = [sys.executable, "-c", "import torch; print(torch.cuda.is_available())"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return done.stdout.strip().endswith("True")
 
 
 def left_out(combination: Combination, kind: str, size: Size) -> str | None:
@@ -204,7 +226,7 @@ def left_out(combination: Combination, kind: str, size: Size) -> str | None:
     provider = PROVIDERS[combination.provider]
     if kind not in provider.devices:
         return f"{combination.provider} runs on {' and '.join(provider.devices)} only"
-    rank = provider.rank + DTYPES[kind].index(combination.dtype)
+    rank = provider.rank + DTYPES[kind][combination.dtype]
     if rank > size.reach:
         return (
             f"{combination.provider} in {combination.dtype} has rank {rank} on a {kind}; "

@@ -30,6 +30,8 @@ STOP_VARIABLE = "FUSED_MLP_STOP"
 THREADS_VARIABLE = "FUSED_MLP_THREADS"
 # A combination that says nothing for this long is killed: a hung kernel, a compiler in a loop.
 PATIENCE_SECONDS = 300.0
+# Between looks at a GPU at work: around a round it idles, and an idle GPU never throttles.
+LOOK_SECONDS = 10.0
 _PACKAGE = __package__ or "suite.harness"
 _ROOT = Path(__file__).resolve().parents[len(_PACKAGE.split("."))]
 
@@ -99,6 +101,7 @@ class Supervisor:
         self.command = [sys.executable, "-m", f"{_PACKAGE}.worker"]
         self.patience = PATIENCE_SECONDS
         self._jobs = 0
+        self._looked = time.monotonic()
         noisy = not all(map(one_process, self.wanted.values()))
         self.rounds = (processes or size.processes) if noisy else 1
         self.progress = Progress(self.rounds * len(self.wanted))
@@ -111,7 +114,8 @@ class Supervisor:
             self._prepare()
             self.progress.restart()
             for number in range(self.rounds):
-                self._round(number)
+                if not self.stop:
+                    self._round(number)
         if self.stop:
             self.progress.say("stopped: what was measured so far is kept")
         self._summary()
@@ -186,6 +190,18 @@ class Supervisor:
                 if entry.processes:
                     entry.disturbed.setdefault(number, problem)
 
+    def _look(self, at: Combination, number: int) -> None:
+        """Now and then, whether the GPU throttles under the combination being measured."""
+        if self.kind != "cuda" or time.monotonic() - self._looked < LOOK_SECONDS:
+            return
+        reading = readings.gpu_reading()
+        self._looked = time.monotonic()
+        problem = readings.throttled(reading)
+        where = {"benchmark": f"latency.{at.mode}", "params": list(at.params)}
+        note("reading", process=number, during={"gpu": reading}, invalid=problem, **where)
+        if problem:
+            self.table[at].disturbed.setdefault(number, problem)
+
     def _worker(self, left: list[Combination], number: int) -> tuple[int, str | None]:
         """One worker's life: how many combinations it is done with, and why it ended early."""
         process, out, log = self._start(left, exact=number == 0)
@@ -206,6 +222,8 @@ class Supervisor:
                     self.progress.step(str(left[finished - 1]), finished=1)
             if ended or self.stop:
                 break
+            if at is not None:
+                self._look(at, number)
             if time.monotonic() - spoke > self.patience:
                 text = f"no sign of life for {self.patience:.0f} s"
                 _kill(process)

@@ -40,6 +40,12 @@ def _import_ahead(used: set[Provider]) -> None:
             importlib.import_module(name)
 
 
+def _empty_cache() -> None:
+    import torch
+
+    torch.cuda.empty_cache()
+
+
 class Worker:
     """Measures the combinations of one job in turn."""
 
@@ -77,14 +83,19 @@ class Worker:
             if time.monotonic() >= end:
                 return
 
-    def inputs(self, combination: Combination) -> tuple[Inputs, verify.Reference]:
-        """Inputs and reference of the combination's group, made once a group."""
-        if self._group != combination.group or self._inputs is None or self._reference is None:
-            self._inputs = self._reference = None
+    def inputs(self, combination: Combination) -> tuple[Inputs, verify.Reference | None]:
+        """Inputs and reference of the combination's group, made once a group. Nothing is compared
+        while compiling ahead, where several processes share the device's memory."""
+        if self._group != combination.group or self._inputs is None:
+            # A reference that failed leaves no group behind: the next combination tries again.
+            self._group = self._inputs = self._reference = None
             gc.collect()
-            self._inputs = make_inputs(combination, self.kind)
-            self._reference = verify.Reference(self._inputs)
-            self._group = combination.group
+            if self.kind == "cuda":
+                # Else blocks left by the group before would decide how much is reserved.
+                _empty_cache()
+            inputs = make_inputs(combination, self.kind)
+            self._reference = None if self.prepare else verify.Reference(inputs)
+            self._inputs, self._group = inputs, combination.group
         self._inputs.combination = combination
         return self._inputs, self._reference
 
@@ -107,7 +118,7 @@ class Worker:
         result: list[Any] = []
         cold = self.clock.first(first)
         metrics: dict[str, Any] = {"cold_start": [cold]}
-        if self.prepare:
+        if reference is None:
             return {"metrics": metrics, "notes": {}}
         metrics["error"] = reference.check(result.pop(), list(built[0].parameters))
         notes: dict[str, Any] = {}
@@ -128,9 +139,13 @@ class Worker:
         notes: dict[str, Any],
     ) -> None:
         built.call()
-        launches, peak = exact.launches_and_peak(built, self.kind)
-        metrics["launches"] = launches.count
-        notes["launches"], notes["launches_are"] = launches.names, launches.kind
+        peak = 0
+        try:
+            launches, peak = exact.launches_and_peak(built, self.kind)
+            metrics["launches"] = launches.count
+            notes["launches"], notes["launches_are"] = launches.names, launches.kind
+        except exact.NoCount as reason:
+            notes["no_launches"] = str(reason)
         if self.kind == "cuda":
             peak, metrics["reserved_memory"] = exact.cuda_peak(built.call, before)
         elif not PROVIDERS[combination.provider].compiles:
