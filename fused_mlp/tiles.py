@@ -120,6 +120,18 @@ class Tile:
         counts = [s for s in (1, 2, 4, 8) if s <= most and self.n // s >= 16]
         return next((s for s in counts if held <= s * allowed), max(counts))
 
+    def registers(self, arch: str, math: Math, problem: Problem) -> int | None:
+        """The most a thread may use, or None to leave it to the compiler.
+
+        Backward at 128×128 on sm90: left alone it takes 131; at 128, still with no spill, two
+        blocks share a processor.
+        """
+        gpu = describe(arch)
+        two = 2 * self.shared_memory(arch, math, problem) <= gpu.shared_memory
+        large = self.warps == 8 and self.accumulators(arch, problem) == 64
+        backward = gpu.family == "wgmma" and math == "half" and problem == "glu_backward"
+        return 128 if backward and large and two else None
+
     def refusal(self, arch: str, math: Math, problem: Problem) -> str | None:
         """Why this tile cannot run well, or None: the only statement of the rules."""
         gpu = describe(arch)

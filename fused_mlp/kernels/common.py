@@ -51,6 +51,7 @@ class Specimen:
     attrs: dict[tuple[int, ...], list[list[Any]]] = field(repr=False)
     num_warps: int
     num_stages: int
+    registers: int | None = None
     fp_fusion: bool = FP_FUSION
 
     def renamed(self, name: str) -> Specimen:
@@ -68,7 +69,9 @@ _TYPES = {
 }
 
 
-def _specialize(kernel: Any, args: dict[str, Any], warps: int, stages: int) -> Specimen:
+def _specialize(
+    kernel: Any, args: dict[str, Any], warps: int, stages: int, registers: int | None = None
+) -> Specimen:
     """Triton's own rules: None and 1 are constants, a multiple of 16 is known to be one."""
     signature: dict[str, str] = {}
     constexprs: dict[str, Any] = {}
@@ -88,7 +91,7 @@ def _specialize(kernel: Any, args: dict[str, Any], warps: int, stages: int) -> S
             aligned = value % 16 == 0 and name not in UNSPECIALIZED
         if aligned:
             attrs[(index,)] = [["tt.divisibility", 16]]
-    return Specimen(kernel.__name__, kernel, signature, constexprs, attrs, warps, stages)
+    return Specimen(kernel.__name__, kernel, signature, constexprs, attrs, warps, stages, registers)
 
 
 @contextlib.contextmanager
@@ -104,13 +107,25 @@ def record(arch: str, precision: str = "ieee") -> Iterator[list[Specimen]]:
         _recorder.reset(token)
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *args: Any, warps: int, stages: int, **meta: Any):
-    """``kernel[grid](*args, **meta)`` with every compile option stated."""
+def launch(
+    kernel: Any,
+    grid: tuple[int, ...],
+    *args: Any,
+    warps: int,
+    stages: int,
+    registers: int | None = None,
+    **meta: Any,
+) -> None:
+    """``kernel[grid](*args, **meta)`` with every compile option stated; ``registers`` is the most a
+    thread may use, on NVIDIA alone.
+    """
     recording = _recorder.get()
     if recording is not None:
         bound = dict(zip(kernel.arg_names, args, strict=False)) | meta
-        recording[2].append(_specialize(kernel, bound, warps, stages))
+        recording[2].append(_specialize(kernel, bound, warps, stages, registers))
         return
+    if registers is not None:
+        meta["maxnreg"] = registers
     with _on(args[0].device):
         kernel[grid](*args, **meta, num_warps=warps, num_stages=stages, enable_fp_fusion=FP_FUSION)
 
@@ -166,12 +181,13 @@ def tame(tensor: Tensor) -> Tensor:
 
 def aligned(*operands: Tensor) -> bool:
     """Whether 16-byte loads reach every row: without them there is no asynchronous copy and far
-    more registers.
+    more registers. Of a stride Triton learns only that 16 divides it, in elements; 8 bf16 are 16
+    bytes as well, but it cannot know.
     """
     return all(
         1 in operand.stride()
         and operand.storage_offset() * operand.element_size() % 16 == 0
-        and all(s == 1 or s * operand.element_size() % 16 == 0 for s in operand.stride())
+        and all(s == 1 or s % 16 == 0 for s in operand.stride())
         for operand in operands
     )
 

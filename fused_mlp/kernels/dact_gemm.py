@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..activations import forward_backward
 from ..activations import get as get_activation
-from ..tiles import Tile, default_tile
+from ..tiles import Tile, default_tile, math_of
 from .activation import ActGrads, new_grads, sum_partials
 from .common import (
     UNSPECIALIZED,
@@ -38,7 +38,7 @@ from .common import (
 @triton.jit
 def _epilogue(
     grad, block_m, first, tokens, N, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, hidden_ptr,
-    partial_ptr, gate_stride, up_stride, out_stride, hidden_stride, partial_stride,
+    partial_ptr, gate_stride, up_stride, out_stride,
     ACTIVATION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     rows = tl.arange(0, BLOCK_M)
@@ -61,23 +61,23 @@ def _epilogue(
         tl.store(corner(d_up_ptr, block_m, BLOCK_M, out_stride) + out, cast(d_up, dtype), mask)
         if partial_ptr is not None:
             total = tl.sum(tl.where(mask, d_up, 0.0), 0)[None, :]
-            tl.store(partial_ptr + block_m * partial_stride + N + cols, total, col_inside[None, :])
+            tl.store(partial_ptr + block_m * out_stride + N + cols, total, col_inside[None, :])
     else:
         hidden, d_gate = forward_backward(gate, grad, ACTIVATION)
     tl.store(corner(d_gate_ptr, block_m, BLOCK_M, out_stride) + out, cast(d_gate, dtype), mask)
     if hidden_ptr is not None:
-        again = corner(hidden_ptr, block_m, BLOCK_M, hidden_stride) + rows * hidden_stride + cols
+        again = corner(hidden_ptr, block_m, BLOCK_M, N) + rows * N + cols
         tl.store(again, cast(hidden, dtype), mask)
     if partial_ptr is not None:
         total = tl.sum(tl.where(mask, d_gate, 0.0), 0)[None, :]
-        tl.store(partial_ptr + block_m * partial_stride + cols, total, col_inside[None, :])
+        tl.store(partial_ptr + block_m * out_stride + cols, total, col_inside[None, :])
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def dact_gemm_kernel(
     dy_ptr, weight_ptr, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, hidden_ptr, partial_ptr,
     tokens, N, K, dy_stride_m, dy_stride_k, weight_stride_k, weight_stride_n,
-    gate_stride, up_stride, out_stride, hidden_stride, partial_stride,
+    gate_stride, up_stride, out_stride,
     ACTIVATION: tl.constexpr, PRECISION: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
     STRIPS: tl.constexpr,
@@ -111,9 +111,8 @@ def dact_gemm_kernel(
     for strip in tl.static_range(STRIPS):
         _epilogue(
             strips[strip], block_m, block_n * BLOCK_N + strip * (BLOCK_N // STRIPS), tokens, N,
-            gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, hidden_ptr, partial_ptr, gate_stride,
-            up_stride, out_stride, hidden_stride, partial_stride,
-            ACTIVATION, BLOCK_M, BLOCK_N // STRIPS,
+            gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, hidden_ptr, partial_ptr,
+            gate_stride, up_stride, out_stride, ACTIVATION, BLOCK_M, BLOCK_N // STRIPS,
         )  # fmt: skip
 
 
@@ -147,17 +146,18 @@ def gemm_dact(
     blocks = triton.cdiv(tokens, tile.m)
     grads, partial = new_grads(gate, up, blocks, recompute_hidden, bias_grads)
     if gate.numel():
-        hidden = grads.hidden
+        # With sums over rows the compiler needs a few registers more than two blocks leave it.
+        math = math_of(d_out.dtype, precision, arch)
+        registers = None if bias_grads else tile.registers(arch, math, problem)
         launch(
             dact_gemm_kernel, (blocks * triton.cdiv(intermediate, tile.n),),
-            d_out, down_weight, gate, up, grads.d_gate, grads.d_up, hidden, partial,
+            d_out, down_weight, gate, up, grads.d_gate, grads.d_up, grads.hidden, partial,
             tokens, intermediate, hidden_size, *d_out.stride(), *down_weight.stride(),
             gate.stride(0), 0 if up is None else up.stride(0), grads.packed.stride(0),
-            0 if hidden is None else hidden.stride(0), grads.packed.shape[1],
             ACTIVATION=get_activation(activation).name, PRECISION=precision,
             EVEN_N=intermediate % tile.n == 0, EVEN_K=hidden_size % tile.k == 0,
             BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, GROUP=tile.group,
             STRIPS=tile.strips(arch, d_out.element_size()),
-            warps=tile.warps, stages=tile.stages,
+            warps=tile.warps, stages=tile.stages, registers=registers,
         )  # fmt: skip
     return sum_partials(grads, partial)

@@ -228,6 +228,8 @@ def compile_specimen(specimen: Any, arch: str, *, cache: bool = True) -> StaticM
         "num_stages": specimen.num_stages,
         "enable_fp_fusion": fp_fusion,
     }
+    if specimen.registers is not None:
+        options["maxnreg"] = specimen.registers
     source = ASTSource(
         specimen.kernel, dict(specimen.signature), dict(specimen.constexprs), dict(specimen.attrs)
     )

@@ -107,7 +107,7 @@ BINDER = textwrap.dedent(
     driver.set_active(Driver())
     sources = set()
 
-    def launch(kernel, grid, *args, warps, stages, **meta):
+    def launch(kernel, grid, *args, warps, stages, registers=None, **meta):
         assert all(size <= 65535 for size in grid[1:])
         *_, bind = kernel.device_caches[0]
         options = meta | {"num_warps": warps, "num_stages": stages, "debug": False}
@@ -161,3 +161,15 @@ def test_what_is_compiled_offline_is_what_triton_would_compile(compiled) -> None
     """And no token count asks for a kernel of its own."""
     for line in compiled(BINDER).splitlines():
         assert len(set(line.split())) == 1
+
+
+def test_aligned_is_what_triton_can_know() -> None:
+    """16 bytes are 8 elements of bf16, but Triton asks a stride only whether 16 divides it."""
+
+    def rows(width: int, offset: int = 0) -> torch.Tensor:
+        return torch.empty(4 * width + offset, dtype=torch.bfloat16)[offset:].view(4, width)
+
+    assert common.aligned(rows(32), rows(48).t(), rows(16, offset=8))
+    assert not common.aligned(rows(24))
+    assert not common.aligned(rows(32), rows(32, offset=1))
+    assert not common.aligned(rows(64)[:, ::2])

@@ -66,7 +66,7 @@ def test_gemms_read_and_write_far_rows() -> None:
     gate, d_gate = far(), far()
     launch(
         dact_gemm.dact_gemm_kernel, (18,), x, weight, gate, None, d_gate, None, None, None,
-        ROWS, COLUMNS, COLUMNS, STRIDE, 1, *weight.stride(), STRIDE, 0, STRIDE, 0, 0,
+        ROWS, COLUMNS, COLUMNS, STRIDE, 1, *weight.stride(), STRIDE, 0, STRIDE,
         ACTIVATION="relu", PRECISION="ieee", EVEN_N=False, EVEN_K=False,
         BLOCK_M=16, BLOCK_N=16, BLOCK_K=16, GROUP=8, STRIPS=1,
     )  # fmt: skip
