@@ -105,6 +105,13 @@ def test_a_filter_that_selects_nothing_says_which_rule_left_it_out():
     assert "MB a call" in selection.why_nothing("cpu", SIZES["quick"], "shape=llama3_8b")
 
 
+def test_a_filter_leaves_out_what_is_not_of_its_tables():
+    name = "quantization.Digits.track_accuracy"
+    assert selection.selected(name, "cpu", "quick", "shape=tiny") == []
+    with pytest.raises(KeyError):
+        selection.selected(name, "cpu", "quick", "")
+
+
 def test_unknown_sizes_and_devices_are_refused(monkeypatch):
     with pytest.raises(ValueError, match="known: quick, default, full"):
         shapes.size_of("huge")

@@ -107,6 +107,8 @@ def selected(
     if "Static" in parts:
         # A filter that names shapes or providers asks for no kernel.
         return [] if set(kept) - {"metric"} else list(specimens.chosen(size))
+    if mode is None and kept:
+        return []  # as above: what a filter names is none of a quantizer's parameters
     if mode is None:
         raise KeyError(f"{benchmark} has no parameters from the tables")
     return [
