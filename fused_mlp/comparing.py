@@ -1,4 +1,6 @@
-"""``python -m fused_mlp compare``: this package against eager PyTorch on this machine, as ratios within one run."""
+"""``python -m fused_mlp compare``: this package against eager PyTorch on this machine, as ratios
+within one run.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from .measuring import Case, EagerMLP
 
 @dataclass(frozen=True)
 class Row:
-    """One case: the path the plan picked, microseconds of both, bytes kept for backward (training alone)."""
+    """One case: the path the plan picked, microseconds of both, bytes kept for backward (training
+    alone).
+    """
 
     case: Case
     path: str
@@ -48,7 +52,9 @@ def compare(case: Case, device: torch.device, seconds: float) -> Row:
 
 
 def saved_bytes(module: nn.Module, x: torch.Tensor) -> int:
-    """Bytes that a forward keeps for backward, beside the input and the parameters, each storage once."""
+    """Bytes that a forward keeps for backward, beside the input and the parameters, each storage
+    once.
+    """
     own = {t.untyped_storage().data_ptr() for t in (x, *module.parameters())}
     seen: dict[int, int] = {}
 

@@ -84,7 +84,8 @@ def _module(module: nn.Module, x: Tensor | None, training: bool) -> str:
     weight = p.up_weight
     if x is not None:
         return _call(x, p.up_weight, p.down_weight, training=training, activation=activation,
-                     gate_weight=p.gate_weight, up_bias=p.up_bias, gate_bias=p.gate_bias, down_bias=p.down_bias)  # fmt: skip
+                     gate_weight=p.gate_weight, up_bias=p.up_bias,
+                     gate_bias=p.gate_bias, down_bias=p.down_bias)  # fmt: skip
     lines = []
     for tokens in TOKENS:
         plan = _plan(weight.new_empty(tokens, weight.shape[1]), p, activation, training)

@@ -57,7 +57,8 @@ def fused_mlp(
 
     >>> import torch
     >>> x = torch.ones(2, 3)
-    >>> fused_mlp(x, torch.ones(4, 3), torch.ones(3, 4), gate_weight=torch.ones(4, 3), activation="identity")
+    >>> up, down = torch.ones(4, 3), torch.ones(3, 4)
+    >>> fused_mlp(x, up, down, gate_weight=torch.ones(4, 3), activation="identity")
     tensor([[36., 36., 36.],
             [36., 36., 36.]])
     """
@@ -96,7 +97,9 @@ def run(x: Tensor, p: Params, act: activations.Activation, recompute: str) -> Te
 
 
 def _quantized(p: Params) -> bool:
-    """Whether the weights are torchao's tensors; asks no more of torchao than that it was imported by someone."""
+    """Whether the weights are torchao's tensors; asks no more of torchao than that it was imported
+    by someone.
+    """
     if not type(p.up_weight).__module__.startswith("torchao."):
         return False
     from .quantization import is_quantized
@@ -130,7 +133,9 @@ def _keywords(p: Params) -> dict[str, Tensor | None]:
 
 
 def unusual(x: Tensor, p: Params) -> str | None:
-    """Why only `reference.mlp`, made of PyTorch's own operators, can serve this call; None if it is a plain one."""
+    """Why only `reference.mlp`, made of PyTorch's own operators, can serve this call; None if it is
+    a plain one.
+    """
     for t in (x, *p):
         if t is not None:
             if type(t) not in PLAIN:
@@ -164,7 +169,9 @@ def kept(recompute: str) -> int:
 
 
 def check(x: Tensor, p: Params, recompute: str) -> int:
-    """Raise the one clear exception for arguments that cannot work; returns how much `recompute` keeps."""
+    """Raise the one clear exception for arguments that cannot work; returns how much `recompute`
+    keeps.
+    """
     keep = kept(recompute)
     up, down, gate, up_bias, gate_bias, down_bias = p
     dtype, device = x.dtype, x.device

@@ -1,4 +1,5 @@
-"""``python -m fused_mlp gpu-check``: test, tune and measure on a GPU, in under 5 minutes and without a network.
+"""``python -m fused_mlp gpu-check``: test, tune and measure on a GPU, in under 5 minutes and
+without a network.
 
 Three steps, each with its own share of the time, and one table at the end: shape, path, µs,
 fraction of the roofline, and how that compares with eager, torch.compile and (where installed)
@@ -102,7 +103,9 @@ def main(folder: Path, *, as_json: bool = False, device: torch.device | None = N
 
 
 def verdict(tests: str, lines: Sequence[Line], broken: Sequence[str]) -> int:
-    """0 if the tests passed and every case is as exact as eager and no case failed; 4 if nothing was measured."""
+    """0 if the tests passed and every case is as exact as eager and no case failed; 4 if nothing was
+    measured.
+    """
     if not lines:
         return NOTHING
     wrong = [x for x in lines if not x.error <= 2]

@@ -21,7 +21,9 @@ def has_triton() -> bool:
 
 @cache
 def interpreted() -> bool:
-    """Whether Triton's kernels run through its interpreter; the flag is read when triton is imported."""
+    """Whether Triton's kernels run through its interpreter; the flag is read when triton is
+    imported.
+    """
     return has_triton() and os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
@@ -41,7 +43,9 @@ def architecture(device: torch.device) -> str:
 
 
 def _cpu_identity() -> tuple[str, ...]:
-    """Vendor, family and model: what decides which BLAS code runs. A marketing name is not the same everywhere."""
+    """Vendor, family and model: what decides which BLAS code runs. A marketing name is not the same
+    everywhere.
+    """
     fields: dict[str, str] = {}
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:

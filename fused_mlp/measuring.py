@@ -1,4 +1,6 @@
-"""Time of one call, for the tuner, `compare` and the GPU check: interleaved, so that drift hits all alike."""
+"""Time of one call, for the tuner, `compare` and the GPU check: interleaved, so that drift hits all
+alike.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +129,8 @@ def interleaved(
 
 
 def _timed(call: Callable[[], None], repeats: int, device: torch.device) -> float:
-    """Microseconds a call: device events on a GPU; on a CPU this thread's own time if it works alone, which other
+    """Microseconds a call: device events on a GPU; on a CPU this thread's own time if it works
+    alone, which other
     processes do not stretch, else a monotonic clock."""
     if device.type == "cuda":
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

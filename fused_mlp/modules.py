@@ -10,7 +10,8 @@ from .roles import Roles
 
 
 class FusedMLP(nn.Module):
-    """``down_proj(act(gate_proj(x)) * up_proj(x))``, or ``down_proj(act(up_proj(x)))`` with ``gated=False``.
+    """``down_proj(act(gate_proj(x)) * up_proj(x))``, or ``down_proj(act(up_proj(x)))`` with
+    ``gated=False``.
 
     The children are ordinary `nn.Linear` modules, so checkpoints, optimizers, hooks, LoRA,
     quantization and sharding find what they expect; where a child is no longer a plain linear
@@ -79,7 +80,8 @@ class FusedMLP(nn.Module):
 
     @staticmethod
     def from_module(mlp: nn.Module, output: nn.Module | None = None) -> FusedMLP:
-        """A fused module with the very parameters of ``mlp``; nothing is copied and ``mlp`` stays as it is.
+        """A fused module with the very parameters of ``mlp``; nothing is copied and ``mlp`` stays
+        as it is.
 
         Args:
             mlp: a module that computes an MLP, whatever its class and its children's names

@@ -1,4 +1,5 @@
-"""MLP inference through oneDNN's fused linear layers on a CPU, with weights packed once and never served stale.
+"""MLP inference through oneDNN's fused linear layers on a CPU, with weights packed once and never
+served stale.
 
     act(gate(x)) * up(x) is two calls (activation and product are post-ops), down(...) a third: no
     elementwise pass.
@@ -38,7 +39,9 @@ _BITS = {2: torch.int16, 4: torch.int32}
 
 
 def _diagonal(weight: Tensor) -> Tensor:
-    """A view of the weight's bits that crosses every row and column; bits, since NaN differs from itself."""
+    """A view of the weight's bits that crosses every row and column; bits, since NaN differs from
+    itself.
+    """
     bits = weight.detach().view(_BITS[weight.element_size()])
     flat, step = bits.view(-1), weight.shape[1] + 1
     return flat[::step]
@@ -46,7 +49,9 @@ def _diagonal(weight: Tensor) -> Tensor:
 
 @dataclass(eq=False)
 class _Entry:
-    """One weight, known by its storage: a weak reference to the tensor itself would forbid `torch.utils.swap_tensors`."""
+    """One weight, known by its storage: a weak reference to the tensor itself would forbid
+    `torch.utils.swap_tensors`.
+    """
 
     storage: weakref.ref
     version: int

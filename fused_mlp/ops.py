@@ -71,7 +71,9 @@ class _Refuse(torch.autograd.Function):
 
 
 def _once(grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """In a backward that is itself recorded, the gradients with a node that refuses to be differentiated."""
+    """In a backward that is itself recorded, the gradients with a node that refuses to be
+    differentiated.
+    """
     if not torch.is_grad_enabled():
         return list(grads)  # a first backward, within autocast
     there = [i for i, g in enumerate(grads) if g is not None]
@@ -120,7 +122,9 @@ class MLP(torch.autograd.Function):
 
 
 def without_autocast(device_type: str) -> AbstractContextManager:
-    """Casting is done once, before the operator; sums and products inside it choose their own precision."""
+    """Casting is done once, before the operator; sums and products inside it choose their own
+    precision.
+    """
     if autocast_dtype(device_type) is not None:
         return torch.autocast(device_type, enabled=False)
     return nullcontext()
@@ -150,7 +154,9 @@ def mlp_op(
     keep: int,
     training: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The output and `Kept`, with empty tensors for what was not kept. ``x`` is ``(tokens, hidden_size)``."""
+    """The output and `Kept`, with empty tensors for what was not kept. ``x`` is ``(tokens,
+    hidden_size)``.
+    """
     p = Params(up_weight, down_weight, gate_weight, up_bias, gate_bias, down_bias)
     y, kept = _forward(x, p, activation, keep, training)
     return y, *(x.new_empty(0) if t is None else t for t in kept)
@@ -242,7 +248,9 @@ mlp_backward_op.register_autograd(_refuse_backward)
 
 
 def _autocast(device_type: str) -> None:
-    """Operands are cast as those of `torch.nn.functional.linear` would be: to autocast's dtype, float64 left alone."""
+    """Operands are cast as those of `torch.nn.functional.linear` would be: to autocast's dtype,
+    float64 left alone.
+    """
 
     def rule(x, *rest):
         dtype = torch.get_autocast_dtype(device_type)

@@ -65,7 +65,9 @@ def keeps_hidden(keep: int, gated: bool, act: Activation) -> bool:
 
 
 def packed_weight(gate: Tensor, up: Tensor) -> Tensor | None:
-    """[gate; up] as one ``(2 * intermediate, hidden)`` view where they lie side by side in one storage, else None."""
+    """[gate; up] as one ``(2 * intermediate, hidden)`` view where they lie side by side in one
+    storage, else None.
+    """
     if (
         gate.is_contiguous()
         and up.is_contiguous()
@@ -111,7 +113,9 @@ def eager(
     down_bias: Tensor | None,
     act: Activation,
 ) -> Tensor:
-    """`reference.mlp` for tensors of any rank that need no gradient: the product reuses the activation's memory."""
+    """`reference.mlp` for tensors of any rank that need no gradient: the product reuses the
+    activation's memory.
+    """
     if gate_weight is None:
         return linear(act.eager(linear(x, up_weight, up_bias)), down_weight, down_bias)
     hidden = act.eager(linear(x, gate_weight, gate_bias))
@@ -179,7 +183,9 @@ def _triton_first_half(
 
 
 def _packed_projection(x: Tensor, p: Params) -> Tensor:
-    """[gate | up] with biases, from one GEMM where the weights lie side by side, else from two into one buffer."""
+    """[gate | up] with biases, from one GEMM where the weights lie side by side, else from two into
+    one buffer.
+    """
     if p.gate_weight is None:
         return linear(x, p.up_weight, p.up_bias)
     weight = packed_weight(p.gate_weight, p.up_weight)
@@ -204,7 +210,9 @@ def _packed_projection(x: Tensor, p: Params) -> Tensor:
 def backward(
     plan: Plan, dy: Tensor, x: Tensor, p: Params, kept: Kept, act: Activation, needs: Sequence[bool]
 ) -> Grads:
-    """Gradients of `forward`; ``needs`` says which, in the order of `Grads`. Nothing in ``kept`` is written to."""
+    """Gradients of `forward`; ``needs`` says which, in the order of `Grads`. Nothing in ``kept`` is
+    written to.
+    """
     if kept.first is None:
         kept = _pre_activations(plan, x, p, act)
     gated = p.gate_weight is not None
@@ -275,7 +283,9 @@ def _d_pre(
     act: Activation,
     recompute: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Gradients of the pre-activations from plain operators: d_gate, d_up, and the hidden activation if asked."""
+    """Gradients of the pre-activations from plain operators: d_gate, d_up, and the hidden activation
+    if asked.
+    """
     d_hidden = _product(plan, dy, p.down_weight)
     if up is None:
         return act.backward(d_hidden, gate), None, act.eager(gate) if recompute else None

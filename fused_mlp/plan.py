@@ -1,4 +1,5 @@
-"""Which path runs for a call, and why: measured tables first, a stated conservative rule where there is none.
+"""Which path runs for a call, and why: measured tables first, a stated conservative rule where
+there is none.
 
 The plan knows shapes, dtypes and tables; it knows nothing of Triton or autograd. It is a pure
 function of a `Query`, the forced path and the tables, and is cached, so a call pays for one
@@ -48,7 +49,9 @@ class Query:
 
 @dataclass(frozen=True)
 class Plan:
-    """One decision. ``entry`` is the table's row behind it, with the microseconds of each path measured."""
+    """One decision. ``entry`` is the table's row behind it, with the microseconds of each path
+    measured.
+    """
 
     path: str
     reason: str
@@ -117,7 +120,9 @@ def forced() -> str | None:
 
 
 def obstacle(path: str, q: Query) -> str | None:
-    """Why ``path`` cannot run for ``q``, or None if it can. Asked by the plan, `use_path`, the tuner and tests."""
+    """Why ``path`` cannot run for ``q``, or None if it can. Asked by the plan, `use_path`, the tuner
+    and tests.
+    """
     if path == "eager":
         return None
     if path == "onednn":
@@ -193,7 +198,8 @@ def _measured(q: Query, entry: dict, architecture: str) -> Plan:
 
 
 def rule(q: Query) -> tuple[str, str]:
-    """The path where nothing was measured, chosen so that it cannot lose much, and the reason in words.
+    """The path where nothing was measured, chosen so that it cannot lose much, and the reason in
+    words.
 
     On a GPU: `packed` from 512 tokens, where it only replaces elementwise kernels by one that
     moves fewer bytes, and eager below; a kernel that has to beat the vendor's GEMM is never picked

@@ -1,4 +1,5 @@
-"""The MLP in plain PyTorch: the specification that every path is held to, and the path that is always right.
+"""The MLP in plain PyTorch: the specification that every path is held to, and the path that is
+always right.
 
 It is made of aten operators alone, so whatever understands those understands it: tensor
 subclasses, `torch.func` transforms, forward-mode and double backward, dispatch modes.

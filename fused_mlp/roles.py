@@ -1,4 +1,6 @@
-"""Which child of a module plays which part in an MLP, and when a child may be used by its weight alone."""
+"""Which child of a module plays which part in an MLP, and when a child may be used by its weight
+alone.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,9 @@ def _plain(module: nn.Module | None) -> bool:
 
 
 def is_linear(module: nn.Module | None) -> bool:
-    """Whether a child is exactly an `nn.Linear`, or a Conv1D: a weight ``(in, out)`` and a bias, as in GPT-2."""
+    """Whether a child is exactly an `nn.Linear`, or a Conv1D: a weight ``(in, out)`` and a bias, as
+    in GPT-2.
+    """
     return type(module) is nn.Linear or (
         type(module).__name__ == "Conv1D" and hasattr(module, "nf") and not module._modules
     )
@@ -95,7 +99,8 @@ def weight_and_bias(module: nn.Module) -> tuple[Tensor, Tensor | None]:
 def why_not_plain(name: str, module: nn.Module | None) -> str | None:
     """Why a child has to be called as a module instead of by its weight, or None."""
     if module is None or not is_linear(module):
-        return f"{name} is a {type(module).__module__.partition('.')[0]} {type(module).__name__}, not a plain linear layer"
+        library = type(module).__module__.partition(".")[0]
+        return f"{name} is a {library} {type(module).__name__}, not a plain linear layer"
     if (
         module._forward_hooks
         or module._forward_pre_hooks

@@ -1,4 +1,5 @@
-"""``python -m fused_mlp tune``: measures every path on this device and writes its table. It never runs by itself.
+"""``python -m fused_mlp tune``: measures every path on this device and writes its table. It never
+runs by itself.
 
 Tiles that would spill or exceed shared memory are left out before anything is timed, by the rule
 in `tiles`. The file is written after every case, so a run can be stopped at any time (Ctrl-C) and
@@ -103,7 +104,9 @@ def measured(
 def best_tile(
     case: Case, device: torch.device, module, x: torch.Tensor, seconds: float
 ) -> Tile | None:
-    """The fastest of the tiles that neither spill nor exceed shared memory; None where the default wins."""
+    """The fastest of the tiles that neither spill nor exceed shared memory; None where the default
+    wins.
+    """
     step = measuring.step(module, x.detach(), x.detach(), False, "epilogue")
 
     def with_tile(tile: Tile) -> Callable[[], None]:

@@ -1,4 +1,6 @@
-"""Fused MLPs inside other libraries' models: `fuse`, `unfuse`, `from_module`, and what `explain` says of them."""
+"""Fused MLPs inside other libraries' models: `fuse`, `unfuse`, `from_module`, and what `explain`
+says of them.
+"""
 
 from __future__ import annotations
 
@@ -123,7 +125,9 @@ def unfuse(model: nn.Module) -> list[str]:
 
 
 def candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module, Roles | blocks.Pair | str]]:
-    """Everything in a model that is an MLP or nearly one, not fused yet: name, module, and what it is or why not."""
+    """Everything in a model that is an MLP or nearly one, not fused yet: name, module, and what it
+    is or why not.
+    """
     taken: set[int] = set()
     for name, module in model.named_modules():
         if id(module) in taken or isinstance(module, FusedMLP) or adopt.adopted(module):

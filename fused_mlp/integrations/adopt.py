@@ -1,4 +1,5 @@
-"""Turns a recognised module into a fused one by giving the very same object another class, and back.
+"""Turns a recognised module into a fused one by giving the very same object another class, and
+back.
 
 The object keeps its identity, parameters, children, hooks, buffers and attributes; only its
 ``forward`` differs, and its class is a subclass of the one it had. Whenever a child stops being a
@@ -77,7 +78,9 @@ def release(module: nn.Module) -> bool:
 
 
 def sharing(module: nn.Module, roles: Roles) -> FusedMLP:
-    """A fused module beside the original, with the same children and parameters; the original stays as it was."""
+    """A fused module beside the original, with the same children and parameters; the original stays
+    as it was.
+    """
     cls = fused_class(type(module))
     twin = cls.__new__(cls)
     # Hooks and children added to one later are not the other's.

@@ -1,4 +1,5 @@
-"""MLPs that are no module of their own: the feed-forward block of `nn.TransformerEncoderLayer`, and BERT's pair.
+"""MLPs that are no module of their own: the feed-forward block of `nn.TransformerEncoderLayer`,
+and BERT's pair.
 
 Both are fused in place, as in `adopt`.
 """
@@ -41,7 +42,9 @@ class AdoptedBlock(nn.Module):
 
 
 def recognise_block(module: nn.Module) -> Roles | str | None:
-    """The roles in a layer with a ``_ff_block`` of linear1, activation, dropout, linear2; None if it has none."""
+    """The roles in a layer with a ``_ff_block`` of linear1, activation, dropout, linear2; None if it
+    has none.
+    """
     if not callable(getattr(type(module), "_ff_block", None)):
         return None
     children = module._modules
@@ -158,7 +161,9 @@ class AdoptedSecond(nn.Module):
 
 
 def recognise_pair(parent: nn.Module) -> Pair | str | None:
-    """Two children of one module that make an MLP: linear and activation, then linear and whatever follows."""
+    """Two children of one module that make an MLP: linear and activation, then linear and whatever
+    follows.
+    """
     children = [c for c in parent._modules.values() if c is not None]
     for first, second in itertools.pairwise(children):
         if "_fused_mlp" in first.__dict__ or "_fused_mlp" in second.__dict__:

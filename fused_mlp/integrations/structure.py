@@ -167,7 +167,9 @@ def _tokens(linear: nn.Module) -> Tensor:
 
 
 def _agreeing(module: nn.Module, children: dict[str, nn.Module], roles: list[Roles]) -> Roles | str:
-    """Those of the roles, all of one input size, that give the module's own output; or why none does."""
+    """Those of the roles, all of one input size, that give the module's own output; or why none
+    does.
+    """
     x = _tokens(children[roles[0].up])
     try:
         with warnings.catch_warnings():
@@ -199,7 +201,9 @@ def _distance(expected: Tensor, x: Tensor, p: Params, activation: str) -> float:
 
 
 def _outer_dropout(module: nn.Module, x: Tensor, dropouts: tuple[str, ...]) -> str | None:
-    """The name of the only dropout if it follows the down projection: its outputs are then 0 or twice the others."""
+    """The name of the only dropout if it follows the down projection: its outputs are then 0 or
+    twice the others.
+    """
     if len(dropouts) != 1:
         return None
     dropout = module._modules[dropouts[0]]

@@ -76,7 +76,8 @@ def results(p: Problem, y: Tensor, dy: Tensor) -> list[Tensor]:
 def assert_as_exact_as_eager(
     got: list[Tensor], eager: list[Tensor], exact: list[Tensor], sizes: list[Tensor]
 ) -> None:
-    """Every error against float64 is at most twice eager's own, and one rounding of the largest value.
+    """Every error against float64 is at most twice eager's own, and one rounding of the largest
+    value.
 
     A result of few elements can be nearly exact by luck, or tiny because its terms cancel. For
     those, the largest value is that of ``sizes``, the same MLP of absolute values, and eager's

@@ -62,7 +62,9 @@ def test_half_precision_without_native_support_is_no_less_exact():
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("activation", list(activations.ACTIVATIONS))
 def test_large_inputs_stay_finite_and_nan_propagates(path, activation):
-    """Pre-activations of ±1e4 give eager's values and gradients; NaN and infinities appear where eager has them."""
+    """Pre-activations of ±1e4 give eager's values and gradients; NaN and infinities appear where
+    eager has them.
+    """
     for gated in (True, False):
         p = problem(6, 1, 5, gated=gated, bias=False, activation=activation)
         for name in ("up_weight", "gate_weight"):
