@@ -65,14 +65,13 @@ def recognise(module: nn.Module) -> Roles | str:
     if first.dtype not in TOLERANCE:
         return f"its weights are {first.dtype}"
     dropouts = tuple(n for n, c in others.items() if isinstance(c, _DROPOUTS[:3]))
-    found = _probe(
+    return _probe(
         module,
         children,
         linear,
         held_activations(module) or list(activations.ACTIVATIONS),
         dropouts,
     )
-    return found
 
 
 def held_activations(module: nn.Module) -> list[str]:
