@@ -52,6 +52,11 @@ def identity(entry: dict) -> tuple:
     )
 
 
+def _even(*sizes: int) -> bool:
+    """Whether rows of these sizes are ones that GPU kernels can read 16 bytes at a time."""
+    return all(size % 16 == 0 for size in sizes)
+
+
 def nearest(architecture: str, q: Query) -> dict | None:
     """The entry nearest to ``q`` in log tokens and log sizes, or None if none is within a factor of four of each."""
     dtype = str(q.dtype).removeprefix("torch.")
@@ -59,6 +64,10 @@ def nearest(architecture: str, q: Query) -> dict | None:
     for entry in load(architecture):
         if (entry["dtype"], entry["gated"], entry["training"]) != (dtype, q.gated, q.training):
             continue
+        if q.device.type == "cuda" and _even(q.hidden, q.intermediate) != _even(
+            entry["hidden"], entry["intermediate"]
+        ):
+            continue  # no asynchronous copies for the one: neither times nor tiles are the other's
         gaps = [
             abs(math.log(max(here, 1) / entry[k]))
             for k, here in (

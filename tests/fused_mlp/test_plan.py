@@ -79,6 +79,14 @@ def test_a_table_speaks_for_its_neighbourhood_alone(table):
         assert "no table" in plan.decide(far).reason
 
 
+def test_on_a_gpu_sizes_that_16_divides_say_nothing_of_others(table, monkeypatch):
+    monkeypatch.setattr(tables, "load", lambda architecture: [entry(eager=100.0, packed=50.0)])
+    cuda = torch.device("cuda", 0)
+    assert tables.nearest("sm90", query(device=cuda)) is not None
+    assert tables.nearest("sm90", query(device=cuda, hidden=770)) is None
+    assert tables.nearest("sm90", query(hidden=770)) is not None
+
+
 def test_a_measured_path_that_cannot_run_here_is_named_and_passed_over(table):
     table([entry(eager=100.0, onednn=80.0)])
     with torch.backends.mkldnn.flags(enabled=False):

@@ -8,7 +8,7 @@ from torch import nn
 
 from fused_mlp import FusedMLP, fused_mlp, paths, reference, use_path
 
-from .problems import problem
+from .problems import assert_path_is_exact, problem
 
 TOKENS, HIDDEN, WIDTH = 6, 8, 32
 
@@ -174,3 +174,16 @@ def test_backward_takes_the_path_of_its_forward(monkeypatch):
         y = p.fused()
         contextvars.Context().run(y.sum().backward)
     assert taken == ["packed"]
+
+
+@pytest.mark.parametrize("path", ["packed", "epilogue"])
+@pytest.mark.parametrize("recompute", ["none", "activation", "all"])
+def test_a_gpus_layout_of_what_is_kept(path, recompute, monkeypatch):
+    """One buffer [gate | up] rather than the two tensors of a CPU."""
+    monkeypatch.setattr(paths, "buffers", lambda device, gated: 1)
+    assert_path_is_exact(problem(TOKENS, HIDDEN, WIDTH), path, recompute=recompute)
+
+
+def test_many_tokens_pack_the_weights(monkeypatch):
+    monkeypatch.setattr(paths, "buffers", lambda device, gated: 1)
+    assert_path_is_exact(problem(1025, HIDDEN, WIDTH), "packed")
