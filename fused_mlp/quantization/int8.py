@@ -17,6 +17,7 @@ from ..activations import Activation
 from ..paths import Params
 
 _BLOCK = 1 << 17  # elements of one block of rows: 512 KiB in fp32
+_FEW_TOKENS = 64
 _EPS = torch.finfo(torch.float32).eps
 
 
@@ -60,11 +61,21 @@ def quantize_rows(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return q, scale
 
 
+def _products(q: Tensor, weight: Tensor) -> Tensor:
+    """``q · weightᵀ`` in int32. oneDNN reorders its second operand at each call: the small one, then.
+
+    The other way round is 2.4 times as fast at 4 to 32 tokens of 4096/14336, and no faster from 128.
+    """
+    if q.shape[0] > _FEW_TOKENS:
+        return torch._int_mm(q, weight.t())
+    return torch._int_mm(weight, q.t()).t().contiguous()
+
+
 class _Layer:
     """An int8 GEMM, done; its result is given out in fp32 a block of rows at a time."""
 
     def __init__(self, q: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-        self.sums = torch._int_mm(q, weight.qdata.t())
+        self.sums = _products(q, weight.qdata)
         self.scale = scale.expand(q.shape[0], 1)
         self.weight_scale = weight.scale.flatten()
         self.bias = bias

@@ -36,14 +36,14 @@ SHAPE, TOKENS = (1024, 3584), 128
 
 
 def with_mode(model: nn.Module, mode: str, calibration: list[Any], group: int = GROUP) -> nn.Module:
-    """A copy of a model with fused MLPs, in one mode."""
+    """A model with fused MLPs in one mode: a copy, unless nothing is to be rounded."""
     import torch
 
     import fused_mlp
 
-    model = copy.deepcopy(model).eval()
     if mode in ("eager", "fused"):
-        return model
+        return model.eval()
+    model = copy.deepcopy(model).eval()
     if mode == "bf16":
         return model.to(torch.bfloat16)
     return fused_mlp.quantize(
