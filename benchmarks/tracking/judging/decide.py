@@ -99,6 +99,12 @@ def pairs_won(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return share, z
 
 
+def decisive(noise: Noise, rule: Rule = DEFAULT) -> np.ndarray:
+    """The effect beyond which one look may call a change; more where there is no history yet."""
+    young = noise.points < rule.least_history
+    return np.where(young, rule.unproven * rule.decisive_effect, rule.decisive_effect)
+
+
 def detectable(
     noise: Noise, reruns: int, rule: Rule = DEFAULT, least: np.ndarray | float | None = None
 ) -> np.ndarray:
@@ -106,7 +112,8 @@ def detectable(
     least = rule.least_effect if least is None else least
     # 1.28 standard errors turn "found as often as not" into nine in ten.
     if not reruns:
-        return np.maximum(rule.decisive_effect, rule.decisive_z * noise.sigma) + 1.28 * noise.sigma
+        seen = np.maximum(decisive(noise, rule), rule.decisive_z * noise.sigma)
+        return seen + 1.28 * noise.sigma
     error = MEDIAN_COST * noise.sigma / np.sqrt(reruns + 1)
     # A normal value exceeds another in nine of ten pairs when they are 1.81 sigma apart.
     known = np.where(np.isfinite(noise.upper), noise.upper - noise.center + rule.mode_margin, 0.0)

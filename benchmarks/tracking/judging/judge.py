@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .case import Case, sign_of
-from .decide import Decision, decide, detectable, may_fail, screen, too_noisy
+from .decide import Decision, decide, decisive, detectable, may_fail, screen, too_noisy
 from .model import Level, level
 from .noise import Noise, nan_median
 from .rule import DEFAULT, Rule
@@ -261,7 +261,7 @@ def _first_look(
     z = effect / sigma
     row = look.noise.rows(np.array([i]))
     gating = bool(may_fail(row, np.array([effect]), rule)[0])
-    beyond = max(2 * float(look.least[i]), rule.decisive_effect)
+    beyond = max(2 * float(look.least[i]), float(decisive(row, rule)[0]))
     if effect > beyond and z > rule.decisive_z and _apart(case, slower):
         reason = f"beyond {rule.decisive_z:g} sigma of its noise at first look"
         return _verdict(case, outcome, reason, gating=gating, rerun=True, **known)

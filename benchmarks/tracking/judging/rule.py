@@ -49,6 +49,9 @@ class Rule:
     decisive_z: float = 5.0
     decisive_effect: float = 0.06
     doubtful_z: float = 3.0
+    # Without a history of its own, noise is what processes of one run show; what all of them share
+    # (a warm machine, a neighbour's job) no one saw yet. So one look must show twice as much.
+    unproven: float = 2.0
 
     # Names for benchmarks. Noisy: even the median of all re-runs is uncertain by more than 2 %.
     # What bears a name is reported and fails a run only beyond `named_effect` and `named_z` sigmas.

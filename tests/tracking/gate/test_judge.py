@@ -188,6 +188,14 @@ def test_short_histories_give_a_verdict_with_its_noise_from_processes(points) ->
     assert one(case(noisy(points, 0.005), head=1.004)).outcome is Outcome.PASS
 
 
+def test_one_look_without_a_history_doubts_what_one_with_it_calls_a_regression() -> None:
+    young, old = one(case(head=1.09)), one(case(QUIET, head=1.09))
+    assert (young.outcome, old.outcome) == (Outcome.INCONCLUSIVE, Outcome.REGRESSED)
+    assert young.rerun
+    assert young.detectable > old.detectable
+    assert one(case(head=1.20)).outcome is Outcome.REGRESSED
+
+
 def test_nothing_known_of_the_noise_is_inconclusive() -> None:
     side = Side(1.0, np.array([1.0]), "ok", "1")
     verdict = one(case(base_side=side, head_side=side))
