@@ -128,9 +128,15 @@ def _load() -> Finding:
 
 
 def _compiler(kind: str) -> Finding:
-    name = os.environ.get("CXX", "g++")
-    found = kind == "cuda" or shutil.which(name) or shutil.which("clang++")
-    why = "ready" if found else f"{name} is not installed: torch.compile is not applicable on a CPU"
+    if kind == "cuda":
+        # Triton builds a small launcher in C for each kernel, fused_mlp's own too.
+        name, other = os.environ.get("CC", "gcc"), "clang"
+        without = "no Triton kernel can be launched, fused_mlp's own neither"
+    else:
+        name, other = os.environ.get("CXX", "g++"), "clang++"
+        without = "torch.compile is not applicable on a CPU"
+    found = shutil.which(name) or shutil.which(other)
+    why = "ready" if found else f"{name} is not installed: {without}"
     return Finding("torch.compile", "yes" if found else "no", why)
 
 
