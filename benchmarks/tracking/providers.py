@@ -148,7 +148,10 @@ def _show(run: Run, rows: list[list[str]], markdown: bool) -> None:
         return
     shown = Table(title=title, show_edge=False)
     for at, name in enumerate(rows[0]):
-        shown.add_column(name, justify="left" if at < 4 else "right")
+        shown.add_column(name, justify="left" if at < 4 else "right", no_wrap=True)
     for row in rows[1:]:
         shown.add_row(*row)
-    Console().print(shown)
+    out = Console()
+    # A file or a pipe has no width of its own; a narrow terminal cuts what it cannot show.
+    out.width = out.width if out.is_terminal else 160
+    out.print(shown)
