@@ -40,7 +40,9 @@ def fused_mlp(
             ``sigmoid``, ``identity`` or an alias of these.
         recompute: what is computed again in backward instead of being kept: ``"none"`` keeps 3
             activations of ``(tokens, intermediate_size)`` (2 without a gate), ``"activation"`` 2
-            (1), ``"all"`` none. Eager PyTorch keeps 4 (2).
+            (1), ``"all"`` none. Eager PyTorch keeps 4 (2), and so does this where the plan is
+            ``eager`` and ``tokens * intermediate_size`` is below `plan.AUTOGRAD_BELOW` (unless
+            ``"all"`` is asked for): there its own autograd is the quicker one.
 
     Returns:
         ``(..., hidden_size)`` in the dtype of ``x`` (under autocast, in autocast's).
@@ -53,7 +55,8 @@ def fused_mlp(
         ``x`` that is not.
         PathError: `use_path` forces a path that cannot run here.
 
-    Differentiable once; `fused_mlp.reference.mlp` any number of times.
+    Differentiable once (such small calls: any number of times); `fused_mlp.reference.mlp` any
+    number of times.
 
     >>> import torch
     >>> x = torch.ones(2, 3)
@@ -90,6 +93,8 @@ def run(x: Tensor, p: Params, act: activations.Activation, recompute: str) -> Te
         return reference.mlp(x, p[0], p[1], **_keywords(p), activation=act.name)
     flat = x if x.dim() == 2 else rows(x)
     if wants_grad(x, p):
+        if keep and ops.plan_for(flat, p, act.name, True).autograd:
+            return reference.mlp(x, p[0], p[1], **_keywords(p), activation=act.name)
         y = ops.MLP.apply(flat, *p, act.name, keep)
     else:
         y = paths.inference(ops.plan_for(flat, p, act.name, False), flat, p, act)

@@ -54,7 +54,9 @@ def test_fused_llama_trains_the_same_and_keeps_less(llama, tokens):
     for name, gradient in gradients(llama, loss).items():
         torch.testing.assert_close(gradient, want[name], rtol=1e-3, atol=1e-5)
     mid = 2 * 32 * 512 * 4  # one (tokens, intermediate) activation; eager keeps 4 a layer, fused 2
-    assert kept(llama, tokens) <= eager - 2 * 2 * mid + 4 * 2 * 32 * 128 * 4
+    # Left to itself, a step as small as a test's is PyTorch's own autograd's.
+    with fused_mlp.use_path("eager"):
+        assert kept(llama, tokens) <= eager - 2 * 2 * mid + 4 * 2 * 32 * 128 * 4
 
 
 def test_quantized_llama_is_near_and_unfused_llama_is_back(llama, tokens):

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from fused_mlp import FusedMLP, fused_mlp, paths, reference, use_path
+from fused_mlp import FusedMLP, explain, fused_mlp, paths, reference, use_path
+from fused_mlp.plan import AUTOGRAD_BELOW
 
 from .problems import assert_path_is_exact, problem
 
@@ -73,7 +74,9 @@ def test_backward_writes_to_nothing_that_was_saved_or_given():
 
 def test_differentiating_twice_says_what_to_use_instead():
     p = problem(3, 4, 5)
-    (grad,) = torch.autograd.grad(p.fused().sum(), p.x, create_graph=True)
+    with use_path("eager"):
+        y = p.fused().sum()
+    (grad,) = torch.autograd.grad(y, p.x, create_graph=True)
     with pytest.raises(RuntimeError, match=r"differentiating twice.*reference\.mlp"):
         grad.sum().backward()
     (grad,) = torch.autograd.grad(p.reference().sum(), p.x, create_graph=True)
@@ -83,12 +86,16 @@ def test_differentiating_twice_says_what_to_use_instead():
 @pytest.mark.parametrize("frozen", ["up_weight", "down_weight", "gate_weight", "x", "up_bias"])
 def test_what_is_frozen_gets_no_gradient_and_changes_no_other(frozen):
     p = problem(TOKENS, HIDDEN, WIDTH)
-    p.fused().sum().backward()
+    with use_path("eager"):
+        y = p.fused().sum()
+    y.backward()
     want = {n: t.grad for n, t in {"x": p.x, **p.weights}.items()}
     q = problem(TOKENS, HIDDEN, WIDTH)
     tensors = {"x": q.x, **q.weights}
     tensors[frozen].requires_grad_(False)
-    q.fused().sum().backward()
+    with use_path("eager"):
+        y = q.fused().sum()
+    y.backward()
     assert tensors[frozen].grad is None
     for name, t in tensors.items():
         if name != frozen:
@@ -100,7 +107,9 @@ def test_everything_frozen_but_one_bias():
     for t in p.tensors:
         t.requires_grad_(False)
     bias = p.weights["down_bias"].requires_grad_()
-    p.fused().sum().backward()
+    with use_path("eager"):
+        y = p.fused().sum()
+    y.backward()
     assert torch.equal(bias.grad, torch.full((HIDDEN,), float(TOKENS)))
 
 
@@ -118,7 +127,8 @@ def test_one_bias_without_the_other(path, absent):
 def test_tied_weights_add_their_gradients():
     w = torch.randn(WIDTH, HIDDEN).requires_grad_()
     x = torch.randn(TOKENS, HIDDEN)
-    fused_mlp(x, w, w.t(), gate_weight=w, activation="silu").sum().backward()
+    with use_path("eager"):
+        fused_mlp(x, w, w.t(), gate_weight=w, activation="silu").sum().backward()
     got, w.grad = w.grad, None
     reference.mlp(x, w, w.t(), gate_weight=w, activation="silu").sum().backward()
     torch.testing.assert_close(got, w.grad)
@@ -131,7 +141,8 @@ def test_gradcheck_in_float64():
 
         def call(x, *values, names=names):
             w = dict(zip(names, values, strict=True))
-            return fused_mlp(x, **w, activation="gelu")
+            with use_path("eager"):
+                return fused_mlp(x, **w, activation="gelu")
 
         assert torch.autograd.gradcheck(call, tuple(p.tensors))
 
@@ -187,3 +198,27 @@ def test_a_gpus_layout_of_what_is_kept(path, recompute, monkeypatch):
 def test_many_tokens_pack_the_weights(monkeypatch):
     monkeypatch.setattr(paths, "buffers", lambda device, gated: 1)
     assert_path_is_exact(problem(1025, HIDDEN, WIDTH), "packed")
+
+
+def test_a_small_step_is_left_to_autograd_and_a_larger_one_keeps_less():
+    small = problem(TOKENS, HIDDEN, WIDTH, bias=False)
+    one = TOKENS * WIDTH * 4
+    assert kept(small.fused)[0] == kept(small.reference)[0] == 4 * one
+    assert kept(lambda: small.fused(recompute="all"))[0] == 0
+    plan = explain(small.x, **small.weights, activation="silu")
+    assert "path    eager" in plan
+    assert "own autograd is quicker" in plan
+
+    tokens = AUTOGRAD_BELOW // WIDTH
+    large = problem(tokens, HIDDEN, WIDTH, bias=False)
+    saved = {}
+
+    def pack(t):
+        saved[t.untyped_storage().data_ptr()] = t
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        large.fused()
+    mids = [t for t in saved.values() if t.shape == (tokens, WIDTH)]
+    assert len(mids) == 2
+    assert "own autograd" not in explain(large.x, **large.weights, activation="silu")
