@@ -11,6 +11,7 @@ from . import activations, ops, paths, plan, reference
 from .paths import Params
 from .roles import PLAIN, TRACED
 
+_STRIDED = torch.strided  # looked up once, as every call asks for it
 _KEEP = {"none": 2, "activation": 1, "all": 0}
 
 
@@ -147,7 +148,7 @@ def unusual(x: Tensor, p: Params) -> str | None:
                 return (
                     f"a {type(t).__name__} is not a plain tensor; PyTorch's own operators handle it"
                 )
-            if t.layout is not torch.strided:
+            if t.layout is not _STRIDED:
                 return f"a {t.layout} tensor is not strided"
     if x.device.type == "meta":
         return "meta tensors have shapes only"
@@ -178,6 +179,8 @@ def check(x: Tensor, p: Params, recompute: str) -> int:
     keeps.
     """
     keep = kept(recompute)
+    if _fitting(x, p):
+        return keep
     up, down, gate, up_bias, gate_bias, down_bias = p
     dtype, device = x.dtype, x.device
     if not dtype.is_floating_point:
@@ -216,6 +219,34 @@ def check(x: Tensor, p: Params, recompute: str) -> int:
                 f"{name} is {t.dtype} but x is {dtype}; both must have one dtype, or run under torch.autocast"
             )
     return keep
+
+
+def _fitting(x: Tensor, p: Params) -> bool:
+    """Whether nothing can be wrong: `check` for every call, without its words. A no may be false."""
+    up, down, gate, up_bias, gate_bias, down_bias = p
+    dtype, device = x.dtype, x.device
+    shape, width, size = up.shape, down.shape, x.shape
+    if not (
+        dtype.is_floating_point
+        and size
+        and len(shape) == len(width) == 2
+        and size[-1] == shape[1]
+        and width[1] == shape[0]
+        and up.dtype is down.dtype is dtype
+        and up.device == down.device == device
+    ):
+        return False
+    if gate is None:
+        if gate_bias is not None:
+            return False
+    elif gate.shape != shape or gate.dtype is not dtype or gate.device != device:
+        return False
+    for bias, rows_ in ((up_bias, shape), (gate_bias, shape), (down_bias, width)):
+        if bias is not None and (
+            bias.shape != rows_[:1] or bias.dtype is not dtype or bias.device != device
+        ):
+            return False
+    return True
 
 
 def _fits(
