@@ -69,7 +69,8 @@ class Measured:
 
     def mismatches(self, setting: Setting) -> list[str]:
         """Where what was seen is not what was stated before."""
-        rung, found = self.rung, []
+        rung = self.rung
+        found: list[str] = []
         if rung.missing:
             return found
         if rung.expected is not None and self.count != rung.expected:
