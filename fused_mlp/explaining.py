@@ -58,6 +58,10 @@ def _call(x: Tensor, *args: Any, training: bool, **kwargs: Any) -> str:
 
 
 def _plan(x: Tensor, p: Params, activation: str, training: bool) -> str:
+    if functional.quantized(p):
+        kind = type(p.up_weight)
+        library = kind.__module__.partition(".")[0]
+        return f"path    quantized\nreason  the weights are {library}'s {kind.__name__}"
     why = functional.unusual(x, p)
     if why is not None:
         return f"path    eager\nreason  {why}"

@@ -73,10 +73,10 @@ def fused_mlp(
 
 def run(x: Tensor, p: Params, act: activations.Activation, recompute: str) -> Tensor:
     """`fused_mlp` for parameters already gathered."""
-    if type(p.up_weight) not in TRACED and _quantized(p) and not torch.compiler.is_compiling():
-        from .quantization import run as quantized
+    if type(p.up_weight) not in TRACED and quantized(p) and not torch.compiler.is_compiling():
+        from .quantization import run as quantization
 
-        return quantized.run(x, p, act)
+        return quantization.run(x, p, act)
     keep = check(x, p, recompute)
     if torch.compiler.is_compiling():
         return _traced(x, p, act, keep)
@@ -102,7 +102,7 @@ def run(x: Tensor, p: Params, act: activations.Activation, recompute: str) -> Te
     return y if x.dim() == 2 else y.view(*x.shape[:-1], y.shape[-1])
 
 
-def _quantized(p: Params) -> bool:
+def quantized(p: Params) -> bool:
     """Whether the weights are torchao's tensors; asks no more of torchao than that it was imported
     by someone.
     """

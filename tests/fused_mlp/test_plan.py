@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from fused_mlp import FusedMLP, explain, machine, plan, tables
+from fused_mlp import FusedMLP, explain, machine, plan, quantize, tables
 from fused_mlp.plan import Query
 
 CPU = torch.device("cpu")
@@ -165,3 +165,12 @@ def test_shipped_tables_are_well_formed():
         for e in table["entries"]:
             assert set(e["microseconds"]) <= set(plan.PATHS)
             assert e["microseconds"]["eager"] > 0
+
+
+def test_quantized_weights_are_explained_as_what_they_run():
+    pytest.importorskip("torchao")
+    module = quantize(FusedMLP(64, 128), "int8_dynamic")
+    for said in (explain(module, torch.randn(4, 64)), explain(module)):
+        assert "quantized" in said
+        assert "Int8Tensor" in said
+        assert "eager" not in said
