@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from . import activations, functional, ops
@@ -92,7 +93,8 @@ def _module(module: nn.Module, x: Tensor | None, training: bool) -> str:
                      gate_bias=p.gate_bias, down_bias=p.down_bias)  # fmt: skip
     lines = []
     for tokens in TOKENS:
-        plan = _plan(weight.new_empty(tokens, weight.shape[1]), p, activation, training)
+        x = torch.empty(tokens, weight.shape[1], device=weight.device, dtype=weight.dtype)
+        plan = _plan(x, p, activation, training)
         path, *rest = plan.splitlines()
         reason = next(line for line in rest if line.startswith("reason"))
         lines.append(
