@@ -39,9 +39,7 @@ _ALL = (
     Metric("spills", "instructions", "exact", "lower", "loads and stores of spilled registers"),
     Metric("shared_memory", "bytes", "exact", "lower", "shared memory of one block"),
     Metric("instructions", "instructions", "exact", "lower", "machine instructions of the kernel"),
-    Metric(
-        "accuracy", "fraction", "sampled", "higher", "right answers on unseen pictures"
-    ),
+    Metric("accuracy", "fraction", "sampled", "higher", "right answers on unseen pictures"),
     Metric("weight_bytes", "bytes", "exact", "lower", "of the weights, scales included"),
     Metric("error", "ratio", "derived", "lower", "error against float64 over eager's own"),
 )

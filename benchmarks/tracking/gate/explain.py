@@ -167,7 +167,8 @@ def _plan(old: dict[str, Any] | None, new: dict[str, Any] | None) -> list[str]:
     changed = [
         f"{name} {str(old[name])[:80]} → {str(new[name])[:80]}"
         for name in sorted(old.keys() & new.keys())
-        if isinstance(old[name], str | bool | list | dict) and old[name] != new[name]
+        # Flags are of the measurement (did the clock settle?), not of what was measured.
+        if isinstance(old[name], str | list | dict) and old[name] != new[name]
     ]
     return [f"the plan changed: {'; '.join(changed[:_MOST])}"] if changed else []
 
