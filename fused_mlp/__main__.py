@@ -48,13 +48,16 @@ def _dtypes(text: str) -> list[str]:
 
 
 def _case_arguments(parser: argparse.ArgumentParser, tokens: list[int]) -> None:
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    there = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", default=there, help=f"cuda or cpu (here: {there})")
     parser.add_argument("--shapes", type=_shapes, default=tuning.SHAPES, help="768/3072,...")
     parser.add_argument("--tokens", type=_ints, default=tokens, help="1,16,128,...")
     parser.add_argument("--dtypes", type=_dtypes, default=None, help="fp32,bf16,fp16")
-    parser.add_argument("--forms", type=_words, default=["gated", "plain"], help="gated,plain")
     parser.add_argument(
-        "--modes", type=_words, default=["inference", "training"], help="inference,training"
+        "--forms", type=_words, default=["gated", "plain"], help="gated,plain (both)"
+    )
+    parser.add_argument(
+        "--modes", type=_words, default=["inference", "training"], help="inference,training (both)"
     )
     parser.add_argument("--seconds", type=float, default=1.0, help="time for each case (default 1)")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
@@ -86,8 +89,8 @@ def parser() -> argparse.ArgumentParser:
         "explain", "which path runs for a shape, and why", "explain --shapes 768/3072 --tokens 128"
     )
     _case_arguments(explain, [1, 16, 128, 1024])
-    explain.add_argument("--activation", default="silu")
-    explain.add_argument("--json", action="store_true")
+    explain.add_argument("--activation", default="silu", help="its name (silu)")
+    explain.add_argument("--json", action="store_true", help="for programs")
 
     tune = command(
         "tune",
@@ -111,7 +114,7 @@ def parser() -> argparse.ArgumentParser:
         "compare --shapes 768/3072 --modes inference",
     )
     _case_arguments(compare, tokens)
-    compare.add_argument("--json", action="store_true")
+    compare.add_argument("--json", action="store_true", help="for programs")
 
     from .profiling import cli as profiling
 
@@ -124,7 +127,7 @@ def parser() -> argparse.ArgumentParser:
 
     check = command("gpu-check", "test, tune and measure on a GPU, in under 5 minutes", "gpu-check")
     check.add_argument("--folder", type=Path, default=tables.FOLDER)
-    check.add_argument("--json", action="store_true")
+    check.add_argument("--json", action="store_true", help="for programs")
     return top
 
 
