@@ -34,7 +34,7 @@ def amount(value: float, unit: str) -> str:
 
 
 def _digits(x: float) -> str:
-    if x == int(x) and abs(x) < 10:
+    if x == int(x) and abs(x) < 1000:
         return f"{x:.0f}"
     if x == int(x) and abs(x) >= 1000:
         return f"{x:,.0f}" if abs(x) < 1e15 else f"{x:.3g}"
