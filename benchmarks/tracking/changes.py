@@ -15,7 +15,7 @@ from asv.publishing import OutputPublisher
 from . import commits
 from .gate import command as gate
 from .gate.compare import compare
-from .gate.render import amount, change
+from .gate.render import amount, change, summary, why
 from .judging.verdict import Outcome, Report, Verdict
 from .results import Problem, Run, load
 
@@ -46,8 +46,7 @@ class Page:
 
     @property
     def counts(self) -> str:
-        numbers = {outcome.value: len(self.report.of(outcome)) for outcome in Outcome}
-        return ", ".join(f"{n} {name}" for name, n in numbers.items() if n)
+        return summary(self.report).partition(": ")[2]
 
 
 def newest_pairs(runs: Sequence[Run], line: Sequence[str]) -> list[tuple[str, str, str]]:
@@ -103,6 +102,7 @@ def render(project: str, pages: Sequence[Page], problems: Sequence[Problem] = ()
         problems=problems,
         amount=amount,
         change=change,
+        why=why,
         detectable=detectable,
     )
 

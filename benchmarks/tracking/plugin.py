@@ -183,7 +183,7 @@ def _wrap_run_benchmarks(original):
     @functools.wraps(original)
     def run_benchmarks(benchmarks, env, results=None, **kwargs):
         session = _session
-        if session is None or results is None or not session.saves:
+        if session is None or results is None:
             return original(benchmarks, env, results=results, **kwargs)
         side, plan, flag, said = (
             session.scratch / f"{name}-{os.getpid()}" for name in ("notes", "plan", "stop", "said")
@@ -205,7 +205,7 @@ def _wrap_run_benchmarks(original):
             return results
         except (util.UserError, KeyboardInterrupt) as error:
             # asv saves only whole runs; what was measured before the interruption is kept here.
-            if list(results.get_all_result_keys()):
+            if session.saves and list(results.get_all_result_keys()):
                 results.save(str(session.results_dir))
                 log.warning("Stopped early: what was measured so far is kept")
             if isinstance(error, KeyboardInterrupt):
@@ -213,7 +213,9 @@ def _wrap_run_benchmarks(original):
             raise
         finally:
             plan.unlink(missing_ok=True)
-            notes.lay_beside(side, session.results_dir / results._filename)
+            if session.saves:
+                notes.lay_beside(side, session.results_dir / results._filename)
+            side.unlink(missing_ok=True)
 
     return run_benchmarks
 
