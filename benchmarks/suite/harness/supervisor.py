@@ -22,6 +22,7 @@ from typing import Any
 
 from . import readings
 from .notes import note
+from .processes import Tail, cause, kill, last_words
 from .progress import Progress
 from .selection import one_process
 from .shapes import PROVIDERS, Combination, Size
@@ -153,9 +154,9 @@ class Supervisor:
             while process.poll() is None:
                 late = time.monotonic() - started > self.patience + 30 * len(slow)
                 if self.stop or late:
-                    _kill(process)
+                    kill(process)
                 time.sleep(0.1)
-            for line in _lines(out):
+            for line in Tail(out).lines():
                 if line["event"] == "result":
                     entry = self.table[Combination(*line["key"])]
                     entry.notes["prepare_seconds"] = round(line["metrics"]["cold_start"][0], 3)
@@ -206,7 +207,7 @@ class Supervisor:
         """One worker's life: how many combinations it is done with, and why it ended early."""
         process, out, log = self._start(left, exact=number == 0)
         finished, pid, at, spoke, text = 0, process.pid, None, time.monotonic(), None
-        reader = _Tail(out)
+        reader = Tail(out)
         while True:
             ended = process.poll() is not None
             for line in reader.lines():
@@ -226,15 +227,15 @@ class Supervisor:
                 self._look(at, number)
             if time.monotonic() - spoke > self.patience:
                 text = f"no sign of life for {self.patience:.0f} s"
-                _kill(process)
+                kill(process)
             time.sleep(0.05)
-        _kill(process)
+        kill(process)
         if self.stop or process.returncode == 0:
             return finished, None
         if finished and at is None and text is None:
             return finished, None
-        text = f"{text or _cause(process.returncode)} in process {number + 1} of {self.rounds}"
-        text += _last_words(log)
+        text = f"{text or cause(process.returncode)} in process {number + 1} of {self.rounds}"
+        text += last_words(log)
         if at is not None:
             self.table[at].failure = text
             self.progress.say(f"failed: {at}: {text}")
@@ -294,54 +295,3 @@ class Supervisor:
             entry.processes.append(pid)
         if "disturbed" in line:
             entry.disturbed[number] = line["disturbed"]
-
-
-class _Tail:
-    """Whole lines of a file that is still being written."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._offset = path, 0
-
-    def lines(self) -> Iterator[dict]:
-        with open(self._path, "rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        for line in whole.splitlines():
-            yield json.loads(line)
-
-
-def _lines(path: Path) -> Iterator[dict]:
-    return _Tail(path).lines()
-
-
-def _kill(process: subprocess.Popen) -> None:
-    """End a worker and the compilers it may have started."""
-    if process.poll() is None:
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except OSError:
-            process.kill()
-    process.wait()
-
-
-def _cause(code: int) -> str:
-    from .worker import POISONED
-
-    if code < 0:
-        name = signal.Signals(-code).name
-        more = " (the system kills so when memory runs out)" if name == "SIGKILL" else ""
-        return f"the worker was killed by {name}{more}"
-    if code == POISONED:
-        return "the device's context no longer worked"
-    return f"the worker ended with exit code {code}"
-
-
-def _last_words(log: Path) -> str:
-    try:
-        lines = log.read_text(errors="replace").strip().splitlines()
-    except OSError:
-        return ""
-    spoken = [line for line in lines if line.strip() and not line.startswith("USDT:")]
-    return f"; it last said: {spoken[-1][:300]}" if spoken else ""
