@@ -376,7 +376,7 @@ def _fused(s: Setting, mlp: FusedMLP, x: Tensor, params: tuple, least: int) -> R
         9 if s.training else gemms,
         reason,
         least,
-        2 if s.training else None,
+        (4 if chosen.autograd and path == chosen.path else 2) if s.training else None,
         traffic,
         params,
     )

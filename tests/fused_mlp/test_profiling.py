@@ -81,14 +81,16 @@ def test_part_1():
         ladder(SMALL, 3)
 
 
-def test_training_keeps_what_is_expected():
-    setting = Setting(64, 256, 64, torch.float32, training=True)
+# The plan leaves the smaller step to PyTorch's own autograd, which keeps what eager does.
+@pytest.mark.parametrize(("tokens", "kept"), [(64, 4), (512, 2)])
+def test_training_keeps_what_is_expected(tokens, kept):
+    setting = Setting(64, 256, tokens, torch.float32, training=True)
     rungs = [r for r in ladder(setting) if r.name in ("eager", "fused")]
     eager, fused = measure(rungs, setting, repeats=1)
     assert eager.count == 15
-    x = 64 * 64 * 4
+    x = tokens * 64 * 4
     assert eager.saved == 4 * setting.mid + x
-    assert fused.saved == 2 * setting.mid + x
+    assert fused.saved == kept * setting.mid + x
     assert eager.mismatches(setting) == fused.mismatches(setting) == []
 
 
