@@ -102,6 +102,23 @@ def run(x: Tensor, p: Params, act: activations.Activation, recompute: str) -> Te
     return y if x.dim() == 2 else y.view(*x.shape[:-1], y.shape[-1])
 
 
+def left_to_pytorch(x: Tensor, p: Params, act: activations.Activation, recompute: str) -> bool:
+    """Whether calls like this one are best made of PyTorch's own operators, whatever else holds.
+
+    Settled once for a kind of call, so nothing may be in force that another call could lack.
+    """
+    if ops.autocast_dtype(x.device.type) is not None or unusual(x, p) is not None:
+        return False
+    keep = check(x, p, recompute)
+    if x.requires_grad and torch.is_inference_mode_enabled():
+        return False
+    flat = x if x.dim() == 2 else rows(x)
+    if wants_grad(x, p):
+        return bool(keep) and ops.plan_for(flat, p, act.name, True).autograd
+    # With gradients enabled but none wanted, a later call of this kind may want one.
+    return not torch.is_grad_enabled() and ops.plan_for(flat, p, act.name, False).path == "eager"
+
+
 def quantized(p: Params) -> bool:
     """Whether the weights are torchao's tensors; asks no more of torchao than that it was imported
     by someone.

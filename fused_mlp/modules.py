@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
-from . import activations, functional
+from . import activations, functional, plan
 from .roles import Roles
+
+_grad_enabled = torch.is_grad_enabled
+_inference_mode = torch.is_inference_mode_enabled
+_PLAIN = nn.Parameter
+_MOST_KINDS = 64
 
 
 class FusedMLP(nn.Module):
@@ -61,18 +68,55 @@ class FusedMLP(nn.Module):
         self.up_proj = nn.Linear(hidden_size, intermediate_size, **sizes)
         self.down_proj = nn.Linear(intermediate_size, hidden_size, **sizes)
 
+    # Kinds of calls already met: the activation where PyTorch's own operators serve them best, else
+    # None. Such a call takes microseconds, and to find that out again would cost some of them.
+    _settled: dict[tuple, Callable[[Tensor], Tensor] | None] | None = None
+
     def forward(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_compiling() or plan.forced() is not None or type(x) is not Tensor:
+            return self._run(x)
+        kind = (x.shape, x.dtype, x.device, _grad_enabled(), _inference_mode())
+        settled = self._settled
+        if settled is None or kind not in settled:
+            settled = self._settle(x, kind)
+        act = settled[kind]
+        # A quantized or parametrized weight is another matter, whatever was settled before.
+        if act is None or type(self._modules["up_proj"]._parameters.get("weight")) is not _PLAIN:
+            return self._run(x)
+        return self._one_by_one(x, act)
+
+    def _settle(self, x: Tensor, kind: tuple) -> dict:
+        """Before the first call of a kind, so that it is no different from the second."""
+        settled = self._settled
+        if settled is None or len(settled) >= _MOST_KINDS:
+            settled = self._settled = {}
+        act = activations.get(self.activation)
+        roles = self._fused_mlp
+        left = roles.obstacle(self._modules) is None and functional.left_to_pytorch(
+            x, roles.params(self._modules), act, roles.recompute
+        )
+        settled[kind] = act.eager if left else None
+        return settled
+
+    def __getstate__(self) -> dict:
+        return {name: value for name, value in self.__dict__.items() if name != "_settled"}
+
+    def _apply(self, fn: Callable, recurse: bool = True) -> FusedMLP:
+        self._settled = None  # another device or dtype
+        return super()._apply(fn, recurse)
+
+    def _run(self, x: Tensor) -> Tensor:
         roles = self._fused_mlp
         if roles.obstacle(self._modules) is not None:
-            return self._one_by_one(x)
+            return self._one_by_one(x, activations.get(roles.activation).eager)
         p = roles.params(self._modules)
         return functional.run(x, p, activations.get(roles.activation), roles.recompute)
 
-    def _one_by_one(self, x: Tensor) -> Tensor:
-        act = activations.get(self.activation).eager
+    def _one_by_one(self, x: Tensor, act: Callable[[Tensor], Tensor]) -> Tensor:
+        children = self._modules
         if self._fused_mlp.gate is None:
-            return self.down_proj(act(self.up_proj(x)))
-        return self.down_proj(act(self.gate_proj(x)) * self.up_proj(x))
+            return children["down_proj"](act(children["up_proj"](x)))
+        return children["down_proj"](act(children["gate_proj"](x)) * children["up_proj"](x))
 
     def extra_repr(self) -> str:
         roles = self._fused_mlp

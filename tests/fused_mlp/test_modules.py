@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
-from fused_mlp import FusedMLP, explain
+from fused_mlp import FusedMLP, explain, use_path
 
 
 class LlamaLike(nn.Module):
@@ -158,3 +158,50 @@ def test_tensor_subclasses_go_through_their_own_operators():
 
 def test_repr_names_activation_and_recompute():
     assert "activation=silu, recompute=activation" in repr(FusedMLP(8, 20))
+
+
+def test_what_was_settled_for_one_call_does_not_outlive_its_reasons(monkeypatch) -> None:
+    """Small calls go straight to the children; whatever changes since must be seen."""
+    module = FusedMLP(16, 32)
+    x = torch.randn(4, 16)
+    called = []
+    monkeypatch.setattr(FusedMLP, "_one_by_one", _counting(FusedMLP._one_by_one, called))
+    with torch.no_grad():
+        first = module(x)
+        assert torch.equal(module(x), first)
+        assert called, "nothing was settled, so this test tests nothing"
+        del called[:]
+        with use_path("eager"):
+            module(x)
+        assert not called, "a forced path goes through the plan"
+        module.up_proj.weight.mul_(2)
+        assert not torch.equal(module(x), first)
+        hooked = []
+        handle = module.up_proj.register_forward_hook(lambda *_: hooked.append(1))
+        module(x)
+        handle.remove()
+        assert hooked
+        wide = module.double()(x.double())
+        assert wide.dtype == torch.float64
+        with pytest.raises(TypeError, match="float64"):
+            module(x)
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="inference mode"):
+        FusedMLP(16, 32)(torch.randn(4, 16).requires_grad_())
+
+
+def _counting(method, called):
+    def counted(self, x, act):
+        called.append(1)
+        return method(self, x, act)
+
+    return counted
+
+
+def test_checkpointing_sees_the_same_call_twice() -> None:
+    module = FusedMLP(16, 32)
+    x = torch.randn(4, 16, requires_grad=True)
+    torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False).sum().backward()
+    again = x.grad.clone()
+    x.grad = None
+    module(x).sum().backward()
+    assert torch.equal(x.grad, again)
