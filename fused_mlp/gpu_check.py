@@ -9,6 +9,7 @@ its measured bandwidth; both peaks are measured here, not read from a brochure.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
@@ -18,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -150,7 +152,7 @@ def measure_peaks(device: torch.device, dtypes: set[str], size: int = 8192) -> P
     flops = {}
     for name in dtypes:
         a = torch.randn(size, size, device=device).to(getattr(torch, name))
-        us = measuring.interleaved({"gemm": lambda a=a: a.mm(a)}, device, 0.3)["gemm"]
+        us = measuring.interleaved({"gemm": functools.partial(a.mm, a)}, device, 0.3)["gemm"]
         flops[name] = 2 * size**3 / us * 1e6
     source = torch.empty(size * size, device=device)
     target = torch.empty_like(source)
@@ -164,7 +166,7 @@ def measure(case: Case, device: torch.device, peaks: Peaks, seconds: float) -> L
     eager = EagerMLP(fused)
     providers: dict[str, nn.Module | None] = {
         "eager": eager,
-        "compile": torch.compile(eager),
+        "compile": cast(nn.Module, torch.compile(eager)),
         "liger": liger(fused),
     }
     calls: dict[str, Callable[[], None]] = {

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -110,7 +110,7 @@ def step(
 
 
 def interleaved(
-    calls: dict[str, Callable[[], None]], device: torch.device, seconds: float
+    calls: Mapping[str, Callable[[], object]], device: torch.device, seconds: float
 ) -> dict[str, float]:
     """Median microseconds of each call, taken in turn and back (A B B A) within about ``seconds``."""
     repeats = {}
@@ -122,13 +122,14 @@ def interleaved(
         spent += took * repeats[name]
     rounds = max(3, min(400, int(seconds * 1e6 / max(spent, 1.0))))
     samples: dict[str, list[float]] = {name: [] for name in calls}
+    order = list(calls)
     for i in range(rounds):
-        for name in calls if i % 2 else reversed(calls):
+        for name in order if i % 2 else reversed(order):
             samples[name].append(_timed(calls[name], repeats[name], device))
     return {name: statistics.median(values) for name, values in samples.items()}
 
 
-def _timed(call: Callable[[], None], repeats: int, device: torch.device) -> float:
+def _timed(call: Callable[[], object], repeats: int, device: torch.device) -> float:
     """Microseconds a call: device events on a GPU; on a CPU this thread's own time if it works
     alone, which other
     processes do not stretch, else a monotonic clock."""

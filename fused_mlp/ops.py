@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from . import activations, paths
+from . import activations, backward, paths
 from .paths import Kept, Params
 from .plan import Plan, decide
 
@@ -52,10 +52,10 @@ def _backward(
     activation: str,
     needs: Sequence[bool],
     plan: Plan | None = None,
-) -> paths.Grads:
+) -> backward.Grads:
     act = activations.get(activation)
     plan = plan or plan_for(x, p, act.name, True)
-    return paths.backward(plan, dy.contiguous(), x, p, kept, act, needs)
+    return backward.gradients(plan, dy.contiguous(), x, p, kept, act, needs)
 
 
 class _Refuse(torch.autograd.Function):
@@ -76,12 +76,9 @@ def _once(grads: Sequence[Tensor | None]) -> list[Tensor | None]:
     """
     if not torch.is_grad_enabled():
         return list(grads)  # a first backward, within autocast
-    there = [i for i, g in enumerate(grads) if g is not None]
-    refusing = _Refuse.apply(*(grads[i].detach().requires_grad_() for i in there))
-    out: list[Tensor | None] = [None] * len(grads)
-    for i, g in zip(there, refusing, strict=True):
-        out[i] = g
-    return out
+    there = [g.detach().requires_grad_() for g in grads if g is not None]
+    refusing = iter(_Refuse.apply(*there))
+    return [None if g is None else next(refusing) for g in grads]
 
 
 def _saved(ctx, x: Tensor, p: Params, kept: Sequence[Tensor | None], activation: str) -> None:
@@ -159,7 +156,8 @@ def mlp_op(
     """
     p = Params(up_weight, down_weight, gate_weight, up_bias, gate_bias, down_bias)
     y, kept = _forward(x, p, activation, keep, training)
-    return y, *(x.new_empty(0) if t is None else t for t in kept)
+    first, second, hidden = (x.new_empty(0) if t is None else t for t in kept)
+    return y, first, second, hidden
 
 
 @mlp_op.register_fake

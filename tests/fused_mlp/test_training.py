@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fused_mlp import FusedMLP, explain, fused_mlp, paths, reference, use_path
+from fused_mlp import FusedMLP, backward, explain, fused_mlp, paths, reference, use_path
 from fused_mlp.plan import AUTOGRAD_BELOW
 
 from .problems import assert_path_is_exact, problem
@@ -176,9 +176,9 @@ def test_packed_weights_are_read_as_one():
 def test_backward_takes_the_path_of_its_forward(monkeypatch):
     """For a GPU autograd runs it in a thread of its own, where no `use_path` is in force."""
     taken = []
-    real = paths.backward
+    real = backward.gradients
     monkeypatch.setattr(
-        paths, "backward", lambda plan, *rest: taken.append(plan.path) or real(plan, *rest)
+        backward, "gradients", lambda plan, *rest: taken.append(plan.path) or real(plan, *rest)
     )
     p = problem(TOKENS, HIDDEN, WIDTH)
     with use_path("packed"):
