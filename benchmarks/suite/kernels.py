@@ -103,6 +103,8 @@ def _not_applicable(kernel: str, reason: str) -> str | None:
         return "this commit has no such kernel for this architecture"
     if reason.startswith(_MISSING) or "specimens() got an unexpected keyword" in reason:
         return reason
+    if reason.startswith("AttributeError: 'Specimen' object has no attribute"):
+        return f"this commit's kernels do not say what is needed to compile them ({reason})"
     # It ends before its first job where nothing can be imported from, as in an old commit.
     return _missing() if reason.startswith("the compiler's process ended") else None
 

@@ -76,3 +76,9 @@ def test_numbers_and_the_code_hash_are_kept(monkeypatch, tmp_path):
     note = json.loads((tmp_path / "notes").read_text().splitlines()[0])
     assert note["classes"] == {"tensor": 64}
     assert note["sass_sha256"] == "ab" * 32
+
+
+def test_a_commit_whose_kernels_say_less_is_not_applicable():
+    asked = "'Specimen' object has no attribute 'registers'"
+    assert asked in kernels._not_applicable("glu/silu/bf16", f"AttributeError: {asked}")
+    assert kernels._not_applicable("glu/silu/bf16", "AttributeError: 'int' has no 'x'") is None
