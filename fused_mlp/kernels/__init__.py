@@ -67,7 +67,7 @@ def specimens(full: bool = False, arch: str = "sm90") -> dict[str, Specimen]:
                 for name in ("act_backward", "glu", "glu_backward"):
                     add(f"{name}/{activation}/{kind}", calls[name], precision)
         if full or kind == "bf16":
-            for name, run in _decode_calls(dtype).items():
+            for name, run in (_decode_calls(dtype) | _quantized_calls(dtype, full)).items():
                 add(f"{name}/{kind}", run, precision)
     return found
 
@@ -138,3 +138,48 @@ def _decode_calls(dtype: Any) -> dict[str, Callable[[], Any]]:
             x, weight, None, down, None, None, None, "gelu_tanh"
         ),
     }
+
+
+def _quantized_calls(dtype: Any, full: bool) -> dict[str, Callable[[], Any]]:
+    """int8 and int4 weights (a scale for 128 columns; all group sizes if ``full``)."""
+    import torch
+
+    from .int_gemm import QuantWeight, quant_gemm_act
+
+    def empty(*shape: int, of: Any = dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=of, device="meta")
+
+    def weight(out: int, width: int, group: int | None) -> QuantWeight:
+        if group is None:
+            return QuantWeight(
+                empty(out, width, of=torch.int8), empty(1, out, of=torch.float32), None, width
+            )
+        scale = empty(
+            width // group, out, of=torch.float16 if dtype == torch.float16 else torch.bfloat16
+        )
+        return QuantWeight(empty(out, width // 2, of=torch.int8), scale, scale, group)
+
+    found: dict[str, Callable[[], Any]] = {}
+
+    def add(name: str, H: int, I: int, group: int | None) -> None:
+        first, second, x, hidden = (
+            weight(I, H, group),
+            weight(H, I, group),
+            empty(16, H),
+            empty(16, I),
+        )
+        bias = empty(I)
+        found[f"{name}/glu/silu"] = lambda: quant_gemm_act(x, first, first, None, None, "silu")
+        found[f"{name}/plain/gelu_tanh"] = lambda: quant_gemm_act(
+            x, first, None, bias, None, "gelu_tanh"
+        )
+        found[f"{name}/down"] = lambda: quant_gemm_act(hidden, second, None, None, None, "identity")
+
+    add("int8", _HIDDEN, _INTERMEDIATE, None)
+    add("int4", _HIDDEN, _INTERMEDIATE, 128)
+    if full:
+        add("int8_unaligned", 770, 3090, None)
+        for group in (32, 64, 256):
+            add(f"int4_group{group}", _HIDDEN, _INTERMEDIATE, group)
+        add("int4_narrow", 160, 480, 32)
+    return found

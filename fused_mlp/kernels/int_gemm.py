@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ..activations import forward
 from ..activations import get as get_activation
+from ..tiles import quantized_tile
 from .common import (
     INTERPRETED,
     UNSPECIALIZED,
@@ -165,19 +166,15 @@ def quant_gemm_act(
     arch = architecture(x.device)
     x = rows_of(x)
     hidden = x.new_empty(tokens, out)
-    # A block's depth divides the group, so that it has one scale; narrow blocks keep all processors
-    # busy. At 128, fp32 multiplied without tensor cores spilled 1879 times (sm90).
-    deepest = 128 if x.element_size() == 2 else 32
-    depth = min(up.group & -up.group, deepest) if up.packed else deepest
-    columns = 64 if arch == "interpreter" else 32 if out > 8192 else 16
+    tile = quantized_tile(arch, x.dtype, out, up.group if up.packed else None)
     launch(
-        int_gemm_kernel, (triton.cdiv(out, columns),),
+        int_gemm_kernel, (triton.cdiv(out, tile.n),),
         x, up.values, up.scale, up.zero, *((gate.values, gate.scale, gate.zero) if gate else (None,)
         * 3), dense(up_bias), dense(gate_bias), hidden,
         tokens, out, width, x.stride(0), up.values.stride(0), up.scale.stride(0), hidden.stride(0),
         GROUP=up.group, ACTIVATION=get_activation(activation).name,
         PRECISION=input_precision(x.dtype, arch),
-        BLOCK_M=MAX_TOKENS, BLOCK_N=columns, BLOCK_K=depth, warps=4, stages=4,
+        BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, warps=tile.warps, stages=tile.stages,
     )  # fmt: skip
     return hidden
 

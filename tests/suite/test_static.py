@@ -22,6 +22,8 @@ CORE = (
     "act_backward/silu/bf16",
     "decode/glu/silu/bf16",
     "decode/plain/gelu_tanh/bf16/split_gemm",
+    "int8/glu/silu/bf16",
+    "int4/glu/silu/bf16",
     "glu_backward/silu/fp32",
 )
 
@@ -50,7 +52,7 @@ def test_the_core_set_compiles_without_spills_on_every_architecture(core) -> Non
 
 def test_tensor_cores_are_used_and_fp32_is_not_rounded_to_tf32(core) -> None:
     for arch in static.ARCHITECTURES:
-        for name in CORE[:3]:
+        for name in (*CORE[:3], "int8/glu/silu/bf16", "int4/glu/silu/bf16"):
             assert core[name, arch].instruction_classes["tensor"] > 0, (name, arch)
         if arch.startswith("sm"):
             assert core["glu_backward/silu/fp32", arch].instruction_classes["tensor"] == 0

@@ -21,6 +21,8 @@ CORE = (
     "act_backward/silu/bf16",
     "decode/glu/silu/bf16",
     "decode/plain/gelu_tanh/bf16",
+    "int8/glu/silu/bf16",
+    "int4/glu/silu/bf16",
 )
 KERNELS = (
     *CORE,
@@ -43,6 +45,10 @@ KERNELS = (
     "decode/glu/silu/bf16/add_pieces",
     "decode/plain/gelu_tanh/bf16/split_gemm",
     "decode/plain/gelu_tanh/bf16/add_pieces",
+    "int8/plain/gelu_tanh/bf16",
+    "int8/down/bf16",
+    "int4/plain/gelu_tanh/bf16",
+    "int4/down/bf16",
     "act_backward/silu/fp32",
     "glu/silu/fp32",
     "glu_backward/silu/fp32",
