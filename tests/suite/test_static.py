@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import fused_mlp
-from benchmarks.suite.harness import static
+from benchmarks.suite.harness import machine_code, static
 from benchmarks.suite.harness.static import Failure, StaticMetrics
 from fused_mlp import tiles
 from fused_mlp.kernels import specimens
@@ -86,9 +86,7 @@ def test_names_are_the_same_everywhere_and_need_no_gpu() -> None:
 
 
 PROBE = """
-import sys
-sys.path.insert(0, {folder!r})
-import static
+from benchmarks.suite.harness import static
 {source}
 """
 
@@ -109,12 +107,16 @@ print(static.compile_specimen(specimen, 'sm90', cache=False).sass_sha256)
 """
 
 
-def run(code: str, folder: Path) -> str:
-    environment = static.worker_environment() | {
-        "PYTHONPATH": f"{folder}:{Path(fused_mlp.__file__).parent.parent}",
-        "TRITON_CACHE_DIR": str(folder / "cache"),
-    }
-    source = PROBE.format(folder=str(Path(static.__file__).parent), source=code)
+def run(code: str, folder: Path, **more: str) -> str:
+    environment = (
+        static.worker_environment()
+        | more
+        | {
+            "PYTHONPATH": f"{folder}:{Path(fused_mlp.__file__).parent.parent}",
+            "TRITON_CACHE_DIR": str(folder / "cache"),
+        }
+    )
+    source = PROBE.format(source=code)
     done = subprocess.run(
         [sys.executable, "-c", source], env=environment, capture_output=True, text=True
     )
@@ -130,6 +132,14 @@ def test_the_hash_sees_the_code_and_not_its_lines(tmp_path: Path) -> None:
     (tmp_path / "probe_kernel.py").write_text(KERNEL.format(factor="2.75"))
     assert run(MEASURE, tmp_path) != first
     assert len(first) == 64
+
+
+def test_what_is_kept_is_kept_for_one_setting_of_the_assembler(tmp_path: Path) -> None:
+    (tmp_path / "probe_kernel.py").write_text(KERNEL.format(factor="2.5"))
+    kept = MEASURE.replace(", cache=False", "")
+    first = run(kept, tmp_path)
+    assert run(kept, tmp_path, DISABLE_PTXAS_OPT="1") != first == run(kept, tmp_path)
+    assert len(list((tmp_path / "fused_mlp_static").iterdir())) == 2
 
 
 def test_the_interpreter_is_refused() -> None:
@@ -183,10 +193,11 @@ def test_an_unknown_architecture_or_kernel_is_named() -> None:
     ],
 )
 def test_classes(opcode: str, wanted: str) -> None:
-    assert static.classify(opcode) == wanted
+    assert machine_code.classify(opcode) == wanted
 
 
-def test_the_command(tmp_path: Path) -> None:
-    script = str(Path(static.__file__))
-    done = subprocess.run([sys.executable, script, "nothing"], capture_output=True, text=True)
+def test_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", static.__name__, "nothing"], capture_output=True, text=True
+    )
     assert (done.returncode, done.stderr) == (2, "no kernel's name contains 'nothing'\n")

@@ -6,8 +6,24 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+_PACKAGE = __package__ or "suite.harness"  # asv imports it as suite, tests as benchmarks.suite
+_ROOT = Path(__file__).resolve().parents[len(_PACKAGE.split("."))]
+
+
+def command(module: str, *arguments: str) -> list[str]:
+    """A fresh interpreter that runs a module of this package."""
+    return [sys.executable, "-m", f"{_PACKAGE}.{module}", *arguments]
+
+
+def environment(threads: str = "1") -> dict[str, str]:
+    """Where that interpreter finds the package, compiles kernels and uses so many threads."""
+    path = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    inherited = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    return inherited | {"PYTHONPATH": path, "OMP_NUM_THREADS": threads}
 
 
 class Tail:

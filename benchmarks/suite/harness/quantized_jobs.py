@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+from . import processes
 from .notes import note
 
-_PACKAGE = __package__ or "suite.harness"
-_ROOT = Path(__file__).resolve().parents[len(_PACKAGE.split("."))]
 PATIENCE_SECONDS = 300.0
 
 
@@ -57,10 +53,7 @@ def _samples(entry: dict[str, Any], metric: str) -> list[float]:
 
 def _run(job: str) -> tuple[list[dict[str, Any]], str | None]:
     """The results a worker printed, and why it ended early, if it did."""
-    path = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    env.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, "-m", f"{_PACKAGE}.quantized", job]
+    command, env = processes.command("quantized", job), processes.environment()
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, env=env, timeout=PATIENCE_SECONDS, check=False

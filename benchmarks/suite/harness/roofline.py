@@ -6,13 +6,13 @@ import json
 import os
 import statistics
 import subprocess
-import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from . import processes
 from .shapes import Combination
-from .supervisor import _PACKAGE, _ROOT, THREADS_VARIABLE, Entry
+from .supervisor import THREADS_VARIABLE, Entry
 
 MACHINE_VARIABLE = "FUSED_MLP_MACHINE_DIR"
 FILE = "ceilings.jsonl"
@@ -74,10 +74,9 @@ def _records(path: Path | None) -> list[dict[str, Any]]:
 
 
 def _measure(kind: str, threads: str, names: list[str]) -> tuple[dict[str, float], dict[str, str]]:
-    path = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     count = threads if threads != "0" else "1"
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": count}
-    command = [sys.executable, "-m", f"{_PACKAGE}.ceilings", kind, count, *names]
+    command = processes.command("ceilings", kind, count, *names)
+    environment = processes.environment(count)
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, env=environment, timeout=300, check=True

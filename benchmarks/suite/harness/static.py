@@ -4,7 +4,7 @@ No GPU and no driver is needed: Triton compiles for any architecture, and NVIDIA
 ``nvdisasm`` come inside the triton package. There is no noise in these numbers, so any change is a
 fact; equal ``sass_sha256`` proves that a kernel did not change at all.
 
-``python static.py --help`` prints the table for people.
+``python -m benchmarks.suite.harness.static --help`` prints the table for people.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import queue
 import re
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from . import machine_code, processes
+
 ARCHITECTURES = ("sm80", "sm90", "sm100", "gfx942")
-_READER = 2  # raise when the same machine code would be read differently: it keys the cache
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class StaticMetrics:
         shared_memory: bytes a block, static and dynamic.
         tensor_memory: columns of tensor memory a block (sm100).
         instructions: in the whole kernel.
-        instruction_classes: how many of each class, see `classify`.
+        instruction_classes: how many of each class, see `machine_code.classify`.
         sass_sha256: of the instructions alone: not of names, lines or addresses of the source.
         fp_fusion: whether multiply and add were allowed to fuse.
         compiler: Triton's version.
@@ -61,126 +61,6 @@ class Failure:
     """A kernel that did not compile; ``reason`` is the compiler's own last line."""
 
     reason: str
-
-
-# The first pattern that matches the opcode decides. NVIDIA: CUDA binary utilities, "Instruction
-# set reference".
-_CLASSES = (
-    ("tensor", r"H?[GHIQBDOU]*(HMMA|GMMA|IMMA|DMMA|QMMA|OMMA|UTC\w*MMA)|v_s?mfma"),
-    ("control", r"LDGDEPBAR"),
-    ("local", r"LDL|STL|scratch_"),
-    ("shared", r"LDS|STS|LDSM|STSM|ATOMS|MOVM|ds_"),
-    ("tensor_memory", r"LDTM|STTM|UTCCP|UTCBAR|UTCATOM"),
-    ("global", r"LDG|STG|LD$|ST$|RED|ATOM|UTMA|UBLK|CCTL|global_|buffer_|flat_"),
-    ("special", r"MUFU|v_(exp|log|rcp|rsq|sqrt|sin|cos)_"),
-    (
-        "control",
-        r"BRA|BRX|EXIT|RET|CALL|BAR|WARPSYNC|BSSY|BSYNC|DEPBAR|LDGDEPBAR|SYNCS|NANOSLEEP|NOP|YIELD|ELECT|VOTE"
-        r"|WARPGROUP|MEMBAR|FENCE|ERRBAR|JMP|KILL|BPT|BMOV|UCGABAR|ACQ|PREEXIT"
-        r"|s_(c?branch|barrier|endpgm|wait|nop|sleep|setprio|sched|cbranch)",
-    ),
-    ("convert", r"F2F|F2I|I2F|F2FP|I2I|FRND|v_cvt"),
-    (
-        "float",
-        r"F(ADD|MUL|FMA|SETP|SEL|MNMX|CHK|SET|SWZADD)|H(ADD|MUL|FMA|MNMX|SET)|D(ADD|MUL|FMA|SETP)"
-        r"|v_\w*f(16|32|64)|v_pk_\w*f",
-    ),
-    (
-        "move",
-        r"U?MOV|R2UR|UR2R|S2R|S2UR|CS2R|SHFL|R2P|P2R|PLOP|UPLOP|REDUX|LDC|ULDC|LDCU|VOTEU"
-        r"|v_mov|s_mov|v_accvgpr|v_(read|write)|s_load",
-    ),
-)
-_CLASSES_RE = [(name, re.compile(pattern)) for name, pattern in _CLASSES]
-CLASSES = tuple(dict.fromkeys((*(name for name, _ in _CLASSES), "integer")))
-
-
-def classify(opcode: str) -> str:
-    """The class of one opcode; what is none of the others is integer arithmetic and logic.
-
-    >>> [classify(opcode) for opcode in ("HGMMA", "LDGSTS", "STL", "IMAD", "ds_read_b128")]
-    ['tensor', 'global', 'local', 'integer', 'shared']
-    """
-    for name, pattern in _CLASSES_RE:
-        if pattern.match(opcode):
-            return name
-    return "integer"
-
-
-def _classes(opcodes: Iterable[str]) -> dict[str, int]:
-    counts = dict.fromkeys(CLASSES, 0)
-    for opcode in opcodes:
-        counts[classify(opcode)] += 1
-    return counts
-
-
-def _tool(name: str) -> str:
-    """NVIDIA's binary utilities, inside the triton package."""
-    import triton
-
-    path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
-    if not path.exists():
-        raise RuntimeError(f"{name} is missing from the triton package ({path.parent})")
-    return str(path)
-
-
-_SASS = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?P<text>[^;]+?)\s*;", re.MULTILINE)
-_OPCODE = re.compile(r"^(?:@!?U?P\w+\s+)?(?P<opcode>[A-Z][A-Z0-9]*)")
-
-
-def _read_cubin(cubin: bytes) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "kernel.cubin"
-        file.write_bytes(cubin)
-
-        def run(*command: str) -> str:
-            return subprocess.run(
-                [*command, str(file)], capture_output=True, text=True, check=True
-            ).stdout
-
-        usage = run(_tool("cuobjdump"), "-res-usage")
-        text = run(_tool("nvdisasm"), "-c")
-    sass = [match["text"] for match in _SASS.finditer(text)]
-    # The assembler pads with a branch to itself and NOPs up to a multiple of 128 bytes: not the
-    # kernel's doing.
-    while sass and sass[-1].startswith(("NOP", "BRA")):
-        sass.pop()
-    opcodes = [m["opcode"] for line in sass if (m := _OPCODE.match(line))]
-    classes = _classes(opcodes)
-    used = {key: int(value) for key, value in re.findall(r"\b([A-Z]+):(\d+)", usage)}
-    return {
-        "registers": used["REG"],
-        # A stack without loads or stores is a frame never used; with them it is a spill, however
-        # it is reached.
-        "spills": classes["local"],
-        "static_shared": used.get("SHARED", 0),
-        "instructions": len(opcodes),
-        "instruction_classes": classes,
-        "sass_sha256": hashlib.sha256("\n".join(sass).encode()).hexdigest(),
-    }
-
-
-_AMD = re.compile(r"^\s+((?:v|s|ds|global|buffer|flat|scratch)_\w+)(.*?)(?:\s*;.*)?$", re.MULTILINE)
-
-
-def _read_amdgcn(text: str) -> dict[str, Any]:
-    found = list(_AMD.finditer(text))
-    classes = _classes(match[1] for match in found)
-
-    def field(name: str) -> int:
-        match = re.search(rf"^\s+(?:-\s+)?\.{name}:\s+(\d+)", text, re.MULTILINE)
-        return int(match[1]) if match else 0
-
-    return {
-        "registers": field("vgpr_count"),
-        "spills": field("vgpr_spill_count") + field("sgpr_spill_count"),
-        "static_shared": field("group_segment_fixed_size"),
-        "instructions": len(found),
-        "instruction_classes": classes,
-        "sass_sha256": hashlib.sha256(
-            "\n".join(f"{m[1]} {m[2].strip()}" for m in found).encode()
-        ).hexdigest(),
-    }
 
 
 def _target(arch: str) -> Any:
@@ -217,7 +97,10 @@ def compile_specimen(specimen: Any, arch: str, *, cache: bool = True) -> StaticM
         RuntimeError: Triton runs in interpreter mode, where kernels are not compiled.
     """
     import triton
+    from triton._C.libtriton import get_cache_invalidating_env_vars
     from triton.compiler import ASTSource
+    from triton.compiler.compiler import make_backend
+    from triton.runtime.cache import get_cache_key
 
     target = _target(arch)
     if not isinstance(specimen.kernel, triton.JITFunction):
@@ -233,7 +116,12 @@ def compile_specimen(specimen: Any, arch: str, *, cache: bool = True) -> StaticM
     source = ASTSource(
         specimen.kernel, dict(specimen.signature), dict(specimen.constexprs), dict(specimen.attrs)
     )
-    key = json.dumps([_READER, source.hash(), arch, options, triton.__version__])
+    backend = make_backend(target)
+    # Triton's own key: its code, the assembler's version and options, what the environment changes.
+    theirs = get_cache_key(
+        source, backend, backend.parse_options(dict(options)), get_cache_invalidating_env_vars()
+    )
+    key = json.dumps([machine_code.READER, theirs, arch])
     file = _cache_file(key) if cache else None
     if file is not None and file.exists():
         try:
@@ -242,9 +130,9 @@ def compile_specimen(specimen: Any, arch: str, *, cache: bool = True) -> StaticM
             pass  # half written or of another version: measure again
     compiled = triton.compile(source, target=target, options=options)
     if target.backend == "cuda":
-        facts = _read_cubin(compiled.asm["cubin"])
+        facts = machine_code.read_cubin(compiled.asm["cubin"])
     else:
-        facts = _read_amdgcn(compiled.asm["amdgcn"])
+        facts = machine_code.read_amdgcn(compiled.asm["amdgcn"])
     metrics = StaticMetrics(
         shared_memory=max(facts.pop("static_shared"), compiled.metadata.shared),
         tensor_memory=getattr(compiled.metadata, "tmem_size", None) or 0,
@@ -261,10 +149,8 @@ def compile_specimen(specimen: Any, arch: str, *, cache: bool = True) -> StaticM
 
 def worker_environment() -> dict[str, str]:
     """The environment kernels are compiled in: no interpreter, no line tables, fusion stated."""
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment["TRITON_DEFAULT_FP_FUSION"] = "1"
-    environment["TRITON_DISABLE_LINE_INFO"] = "1"
-    return environment
+    stated = {"TRITON_DEFAULT_FP_FUSION": "1", "TRITON_DISABLE_LINE_INFO": "1"}
+    return processes.environment() | stated
 
 
 def _serve() -> None:
@@ -303,7 +189,7 @@ def compile_all(
 
     def start() -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, str(Path(__file__).resolve()), "--serve"],
+            processes.command("static", "--serve"),
             env=worker_environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -356,7 +242,7 @@ def compile_all(
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description="Registers, spills, shared memory and instructions of the shipped kernels.",
-        epilog="example: python benchmarks/suite/harness/static.py --arch sm90 glu",
+        epilog="example: python -m benchmarks.suite.harness.static --arch sm90 glu",
     )
     parser.add_argument("filter", nargs="?", default="", help="part of a kernel's name")
     parser.add_argument("--arch", action="append", choices=(*ARCHITECTURES, "sm120"), default=None)

@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -22,7 +21,7 @@ from typing import Any
 
 from . import readings
 from .notes import note
-from .processes import Tail, cause, kill, last_words
+from .processes import Tail, cause, command, environment, kill, last_words
 from .progress import Progress
 from .selection import one_process
 from .shapes import PROVIDERS, Combination, Size
@@ -33,8 +32,6 @@ THREADS_VARIABLE = "FUSED_MLP_THREADS"
 PATIENCE_SECONDS = 300.0
 # Between looks at a GPU at work: around a round it idles, and an idle GPU never throttles.
 LOOK_SECONDS = 10.0
-_PACKAGE = __package__ or "suite.harness"
-_ROOT = Path(__file__).resolve().parents[len(_PACKAGE.split("."))]
 
 
 @dataclass
@@ -99,7 +96,7 @@ class Supervisor:
         self.folder = Path(folder or tempfile.mkdtemp(prefix="fused-mlp-suite-"))
         self.table: Table = {combination: Entry() for combination in self.wanted}
         self.stop = Stop()
-        self.command = [sys.executable, "-m", f"{_PACKAGE}.worker"]
+        self.command = command("worker")
         self.patience = PATIENCE_SECONDS
         self._jobs = 0
         self._looked = time.monotonic()
@@ -260,16 +257,13 @@ class Supervisor:
         }
         job_file.write_text(json.dumps(job))
         out.touch()
-        path = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": threads}
-        env.pop("TRITON_INTERPRET", None)
         with open(log, "wb") as log_file:
             process = subprocess.Popen(
                 [*self.command, str(job_file)],
                 stdin=subprocess.DEVNULL,
                 stdout=log_file,
                 stderr=subprocess.STDOUT,
-                env=env,
+                env=environment(threads),
                 cwd=self.folder,
                 # Ctrl-C reaches the supervisor alone, which then ends its worker.
                 start_new_session=True,
