@@ -140,8 +140,9 @@ def _triton_d_pre(
         from .kernels.dact_gemm import gemm_dact
 
         d_first, d_up, hidden, sums, packed = gemm_dact(
-            dy, p.down_weight, gate, up, act.name, recompute_hidden=recompute, bias_grads=biases
-        )
+            dy, p.down_weight, gate, up, act.name, tile=plan.tiles.backward,
+            recompute_hidden=recompute, bias_grads=biases,
+        )  # fmt: skip
     if up is None:  # what the kernels call gate is then the only pre-activation
         return _DPre(d_first, None, hidden, None, sums)
     gate_sum, up_sum = (None, None) if sums is None else sums.chunk(2)

@@ -6,14 +6,17 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from . import activations, plan, reference
 from .modules import FusedMLP
+
+Name = TypeVar("Name", bound=Hashable)
 
 WORK_US = 200.0  # least work a sample; shorter calls are repeated within it
 
@@ -110,8 +113,8 @@ def step(
 
 
 def interleaved(
-    calls: Mapping[str, Callable[[], object]], device: torch.device, seconds: float
-) -> dict[str, float]:
+    calls: Mapping[Name, Callable[[], object]], device: torch.device, seconds: float
+) -> dict[Name, float]:
     """Median microseconds of each call, taken in turn and back (A B B A) within about ``seconds``."""
     repeats = {}
     spent = 0.0
@@ -121,7 +124,7 @@ def interleaved(
         repeats[name] = max(1, int(WORK_US / max(took, 1e-3)))
         spent += took * repeats[name]
     rounds = max(3, min(400, int(seconds * 1e6 / max(spent, 1.0))))
-    samples: dict[str, list[float]] = {name: [] for name in calls}
+    samples: dict[Name, list[float]] = {name: [] for name in calls}
     order = list(calls)
     for i in range(rounds):
         for name in order if i % 2 else reversed(order):

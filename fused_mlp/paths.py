@@ -162,7 +162,7 @@ def _triton_first_half(
 
     hidden, gate, up = gemm_act(
         x, p.up_weight, p.gate_weight, p.up_bias, p.gate_bias, act.name,
-        tile=plan.tile, save=keep > 0,
+        tile=plan.tiles.forward, save=keep > 0,
     )  # fmt: skip
     if not keep:
         return hidden, None, None

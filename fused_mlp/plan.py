@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,8 +30,18 @@ DECODE_TOKENS = 16
 # are under 512 KiB an activation.
 AUTOGRAD_BELOW = 1 << 17
 
+
+class Tiles(NamedTuple):
+    """How a path's own GEMMs are cut, forward and backward; None is the default for the shape."""
+
+    forward: Tile | None = None
+    backward: Tile | None = None
+
+
+DEFAULT_TILES = Tiles()
+
 _forced: ContextVar[str | None] = ContextVar("fused_mlp_path", default=None)
-_tile: ContextVar[Tile | None] = ContextVar("fused_mlp_tile", default=None)
+_tiles: ContextVar[Tiles | None] = ContextVar("fused_mlp_tiles", default=None)
 
 
 class PathError(RuntimeError):
@@ -61,18 +71,17 @@ class Plan:
 
     path: str
     reason: str
-    tile: Tile | None = None
+    tiles: Tiles = DEFAULT_TILES
     entry: dict | None = field(default=None, hash=False)
     autograd: bool = False
 
     def __str__(self) -> str:
         lines = [f"path    {self.path}", f"reason  {self.reason}"]
-        if self.tile is not None:
-            lines.insert(1, f"tile    {self.tile}")
-        elif self.path in ("epilogue", "decode"):
-            lines.insert(
-                1, "tile    the default for this architecture and shape (tiles.default_tile)"
-            )
+        if self.path in ("epilogue", "decode") or any(self.tiles):
+            default = "the default for this architecture and shape (tiles.default_tile)"
+            lines.insert(1, f"tile    {self.tiles.forward or default}")
+        if self.tiles.backward is not None:
+            lines.insert(2, f"        {self.tiles.backward} in backward")
         if self.entry is not None:
             times = sorted(self.entry["microseconds"].items(), key=lambda item: item[1])
             eager = self.entry["microseconds"].get("eager")
@@ -112,13 +121,15 @@ def use_path(path: str) -> Iterator[None]:
 
 
 @contextmanager
-def use_tile(tile: Tile) -> Iterator[None]:
-    """Cut the GEMMs of a forced path so within the block; for the tuner and tests."""
-    token = _tile.set(tile)
+def use_tiles(forward: Tile | None = None, backward: Tile | None = None) -> Iterator[None]:
+    """Cut the GEMMs of a forced path so within the block, whatever the table says; None is the
+    default tile. For the tuner and tests.
+    """
+    token = _tiles.set(Tiles(forward, backward))
     try:
         yield
     finally:
-        _tile.reset(token)
+        _tiles.reset(token)
 
 
 def forced() -> str | None:
@@ -158,22 +169,24 @@ def decide(*question: Any) -> Plan:
     Raises:
         PathError: a path is forced that cannot run.
     """
-    return _cached(question, _forced.get(), _tile.get(), machine.onednn_enabled())
+    return _cached(question, _forced.get(), _tiles.get(), machine.onednn_enabled())
 
 
 @lru_cache(maxsize=4096)
-def _cached(question: tuple, path: str | None, tile: Tile | None, onednn: bool) -> Plan:
+def _cached(question: tuple, path: str | None, tiles: Tiles | None, onednn: bool) -> Plan:
     # Hashing a tuple costs a fifth of hashing a dataclass, and every call pays for it.
     query = question[0] if isinstance(question[0], Query) else Query(*question)
-    return _decide(query, path, tile, onednn)
+    return _decide(query, path, tiles, onednn)
 
 
-def _decide(q: Query, path: str | None, tile: Tile | None, onednn: bool) -> Plan:
+def _decide(q: Query, path: str | None, tiles: Tiles | None, onednn: bool) -> Plan:
     if path is not None:
         why = obstacle(path, q)
         if why is not None:
             raise PathError(f"path {path!r} was forced but cannot run: {why}")
-        return Plan(path, "forced by use_path", tile)
+        if tiles is None:
+            tiles = _tuned(tables.nearest(machine.architecture(q.device), q), path)
+        return Plan(path, "forced by use_path", tiles)
     if q.tokens == 0:
         return Plan("eager", "there are no tokens")
     chosen = _chosen(q)
@@ -212,8 +225,13 @@ def _measured(q: Query, entry: dict, architecture: str) -> Plan:
     refused = [f"{path} can't: {why}" for path, why in obstacles.items() if why]
     if refused:
         reason += "; " + "; ".join(refused)
-    tile = entry.get("tiles", {}).get(best)
-    return Plan(best, reason, Tile(**tile) if tile else None, entry)
+    return Plan(best, reason, _tuned(entry, best), entry)
+
+
+def _tuned(entry: dict | None, path: str) -> Tiles:
+    """The tiles that an entry has for a path."""
+    known = (entry or {}).get("tiles", {})
+    return Tiles(*(Tile(**known[k]) if k in known else None for k in (path, f"{path}_backward")))
 
 
 def rule(q: Query) -> tuple[str, str]:

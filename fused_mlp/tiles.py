@@ -16,6 +16,16 @@ import torch
 
 Problem = Literal["glu", "plain", "glu_backward", "plain_backward"]
 PROBLEMS: tuple[Problem, ...] = get_args(Problem)
+
+
+def problem_of(gated: bool, backward: bool = False) -> Problem:
+    """
+    >>> problem_of(gated=True), problem_of(gated=False, backward=True)
+    ('glu', 'plain_backward')
+    """
+    return PROBLEMS[2 * backward + (not gated)]
+
+
 Math = Literal["half", "tf32", "fp32"]
 """How products are formed: 16-bit and tf32 on tensor cores, fp32 by multiply-add."""
 

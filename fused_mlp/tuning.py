@@ -13,7 +13,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TextIO
@@ -22,13 +22,12 @@ import torch
 
 from . import machine, measuring, plan, tables
 from .measuring import Case
-from .tiles import PROBLEMS, Tile, candidates, math_of
+from .modules import FusedMLP
+from .tiles import Tile, candidates, math_of, problem_of
 
 SHAPES = [(768, 3072), (1024, 4096), (2048, 5632), (4096, 14336)]
 TOKENS = [1, 4, 16, 64, 128, 197, 512, 2048, 8192]
 CPU_TOKENS = [1, 4, 16, 64, 128, 197, 512]
-
-Measure = Callable[[Case, torch.device, str, Tile | None, float], float]
 
 
 def tune(
@@ -91,55 +90,78 @@ def measured(
     # The module as an author writes it, not this package's own eager path, is what must not be
     # slower.
     calls["eager"] = measuring.step(measuring.EagerMLP(module), x, dy, case.training, None)
-    tiles: dict[str, dict] = {}
-    if "epilogue" in calls:
-        best = best_tile(case, device, module, x, seconds)
-        if best is not None:
-            tiles["epilogue"] = dataclasses.asdict(best)
-            with plan.use_tile(best):
-                return measuring.interleaved(calls, device, seconds), tiles
-    return measuring.interleaved(calls, device, seconds), tiles
+    if "epilogue" not in calls:
+        return measuring.interleaved(calls, device, seconds), {}
+    best = best_tiles(case, device, module, x, dy, seconds)
+    with plan.use_tiles(*best):
+        times = measuring.interleaved(calls, device, seconds)
+    named = {"epilogue": best.forward, "epilogue_backward": best.backward}
+    return times, {name: dataclasses.asdict(tile) for name, tile in named.items() if tile}
 
 
-def best_tile(
-    case: Case, device: torch.device, module, x: torch.Tensor, seconds: float
-) -> Tile | None:
-    """The fastest of the tiles that neither spill nor exceed shared memory; None where the default
-    wins.
+def best_tiles(
+    case: Case,
+    device: torch.device,
+    module: FusedMLP,
+    x: torch.Tensor,
+    dy: torch.Tensor,
+    seconds: float,
+) -> plan.Tiles:
+    """The fastest forward tile and, in training, with it the fastest backward tile; None where the
+    default wins.
     """
-    step = measuring.step(module, x.detach(), x.detach(), False, "epilogue")
+    step = measuring.step(module, x.detach(), dy, False, "epilogue")
+    forward = _fastest(
+        step,
+        [plan.Tiles(t) for t in tiles_worth_timing(case, device)],
+        plan.Tiles(),
+        device,
+        seconds,
+    )
+    if not case.training:
+        return forward
+    step = measuring.step(module, x, dy, True, "epilogue")
+    backward = [plan.Tiles(forward.forward, t) for t in tiles_worth_timing(case, device, True)]
+    return _fastest(step, backward, forward, device, seconds)
 
-    def with_tile(tile: Tile) -> Callable[[], None]:
+
+def _fastest(
+    step: Callable[[], None],
+    choices: Sequence[plan.Tiles],
+    default: plan.Tiles,
+    device: torch.device,
+    seconds: float,
+) -> plan.Tiles:
+    """Which tiles make ``step`` fastest; what does not compile or run is named and left out."""
+
+    def cut(tiles: plan.Tiles) -> Callable[[], None]:
         def once() -> None:
-            with plan.use_tile(tile):
+            with plan.use_tiles(*tiles):
                 step()
 
         return once
 
-    calls: dict[str, Callable[[], None]] = {"default": step}
-    kept = {}
-    tiles = tiles_worth_timing(case, device)
+    calls = {default: cut(default)}
     # Compiling takes far longer than timing, and Triton's compiler leaves Python's lock to others.
     workers = min(8, os.cpu_count() or 1) if device.type == "cuda" else 1
     with ThreadPoolExecutor(workers) as pool:
-        compiled = [pool.submit(with_tile(tile)) for tile in tiles]
-    for tile, done in zip(tiles, compiled, strict=True):
+        compiled = [pool.submit(cut(tiles)) for tiles in choices]
+    for tiles, done in zip(choices, compiled, strict=True):
         if (error := done.exception()) is not None:
-            print(f"{tile}: left out, {type(error).__name__}: {error}", file=sys.stderr)
+            print(f"{tiles}: left out, {type(error).__name__}: {error}", file=sys.stderr)
             continue
-        calls[str(tile)] = with_tile(tile)
-        kept[str(tile)] = tile
+        calls[tiles] = cut(tiles)
     times = measuring.interleaved(calls, device, seconds)
-    return kept.get(min(times, key=times.__getitem__))
+    return min(times, key=times.__getitem__)
 
 
-def tiles_worth_timing(case: Case, device: torch.device) -> list[Tile]:
+def tiles_worth_timing(case: Case, device: torch.device, backward: bool = False) -> list[Tile]:
     """The tuner's tiles for a case, after the rule of `tiles` pruned them."""
     architecture = machine.architecture(device)
     dtype = getattr(torch, case.dtype)
     tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
     math = math_of(dtype, "tf32" if tf32 else "ieee", architecture)
-    problem = PROBLEMS[0] if case.gated else PROBLEMS[1]
+    problem = problem_of(case.gated, backward)
     return [
         t
         for t in candidates(architecture, math, problem)

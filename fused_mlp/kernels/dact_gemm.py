@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..activations import forward_backward
 from ..activations import get as get_activation
-from ..tiles import Tile, default_tile, math_of
+from ..tiles import Tile, default_tile, math_of, problem_of
 from .activation import ActGrads, new_grads, sum_partials
 from .common import (
     UNSPECIALIZED,
@@ -136,7 +136,7 @@ def gemm_dact(
     tokens, hidden_size = d_out.shape
     intermediate = down_weight.shape[1]
     arch = architecture(d_out.device)
-    problem = "plain_backward" if up is None else "glu_backward"
+    problem = problem_of(up is not None, backward=True)
     precision = input_precision(d_out.dtype, arch)
     d_out, down_weight, gate = tame(d_out), tame(down_weight), rows_of(gate)
     up = None if up is None else rows_of(up)

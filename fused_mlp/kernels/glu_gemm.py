@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..activations import forward
 from ..activations import get as get_activation
-from ..tiles import Tile, default_tile
+from ..tiles import Tile, default_tile, problem_of
 from .common import (
     UNSPECIALIZED,
     aligned,
@@ -151,7 +151,7 @@ def gemm_act(
     gated = gate_weight is not None
     arch = architecture(x.device)
     precision = input_precision(x.dtype, arch)
-    problem = "glu" if gated else "plain"
+    problem = problem_of(gated)
     x, up_weight = tame(x), tame(up_weight)
     gate_weight = tame(gate_weight) if gated else None
     operands = (x, up_weight, gate_weight) if gated else (x, up_weight)

@@ -1,6 +1,8 @@
 """The tuner, the comparison and the GPU check: their logic, with stand-ins for time and device."""
 
+import dataclasses
 import io
+import itertools
 import json
 import sys
 
@@ -10,7 +12,7 @@ import torch
 from fused_mlp import comparing, gpu_check, machine, measuring, plan, tables, tuning
 from fused_mlp.__main__ import main
 from fused_mlp.measuring import Case
-from fused_mlp.tiles import PROBLEMS, math_of
+from fused_mlp.tiles import Tile, math_of, problem_of
 
 CPU = torch.device("cpu")
 CASES = [Case(32, 64, t) for t in (4, 16)]
@@ -74,12 +76,48 @@ def test_tune_refuses_to_overwrite_a_damaged_table(own_tables):
 def test_tune_times_no_tile_that_spills_or_exceeds_shared_memory(monkeypatch):
     for arch in ("sm80", "sm90", "sm100", "gfx942"):
         monkeypatch.setattr(machine, "architecture", lambda device, arch=arch: arch)
-        for gated in (True, False):
-            case = Case(4096, 14336, 512, "bfloat16", gated=gated)
-            tiles = tuning.tiles_worth_timing(case, CPU)
+        for gated, backward in itertools.product((True, False), repeat=2):
+            case = Case(4096, 14336, 512, "bfloat16", gated=gated, training=backward)
+            tiles = tuning.tiles_worth_timing(case, CPU, backward)
             assert tiles
-            math = math_of(torch.bfloat16, "ieee", arch)
-            assert all(t.refusal(arch, math, PROBLEMS[0 if gated else 1]) is None for t in tiles)
+            math, problem = math_of(torch.bfloat16, "ieee", arch), problem_of(gated, backward)
+            assert all(t.refusal(arch, math, problem) is None for t in tiles)
+
+
+SMALL, NARROW = Tile(32, 32, 32, 4, 1), Tile(32, 16, 16, 4, 1)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_tune_keeps_the_fastest_tile_of_each_direction(training, own_tables, monkeypatch):
+    """Every kernel runs, through the interpreter; the time is a stand-in that favours one tile."""
+    pytest.importorskip("triton")
+    case = Case(16, 32, 4, training=training)
+    monkeypatch.setattr(tuning, "tiles_worth_timing", lambda *_: [SMALL, NARROW])
+    asked = []
+
+    def times(calls, device, seconds):
+        asked.append(list(calls))
+        for call in calls.values():
+            call()
+        return {n: 3.0 - (n.count(SMALL) if isinstance(n, plan.Tiles) else 0) for n in calls}
+
+    monkeypatch.setattr(measuring, "interleaved", times)
+    monkeypatch.setattr(measuring, "able_paths", lambda *_: ["eager", "epilogue"])
+    file = tuning.tune([case], CPU, own_tables, out=io.StringIO(), measure=tuning.measured)
+    (entry,) = json.loads(file.read_text())["entries"]
+    directions = ["epilogue", "epilogue_backward"][: 1 + training]
+    assert entry["tiles"] == {name: dataclasses.asdict(SMALL) for name in directions}
+    tiles = [set(names) for names in asked[:-1]]
+    assert tiles[0] == {plan.Tiles(), plan.Tiles(SMALL), plan.Tiles(NARROW)}
+    if training:
+        backward = {plan.Tiles(SMALL, t) for t in (None, SMALL, NARROW)}
+        assert tiles[1] == backward
+    with plan.use_path("epilogue"):
+        found = plan.decide(measuring.query(case, CPU))
+        assert found.tiles == plan.Tiles(SMALL, SMALL if training else None)
+        assert str(found).count("Tile(m=32") == 1 + training
+        with plan.use_tiles():
+            assert plan.decide(measuring.query(case, CPU)).tiles == plan.Tiles()
 
 
 def test_tune_and_compare_for_real_on_this_cpu(own_tables, capsys):
