@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-READER = 2  # raise when the same machine code would be read differently: it keys the cache
+READER = 3  # raise when the same machine code would be read differently: it keys the cache
 
 # The first pattern that matches the opcode decides. NVIDIA: CUDA binary utilities, "Instruction
 # set reference".
@@ -124,7 +124,8 @@ def read_amdgcn(text: str) -> dict[str, Any]:
 
     return {
         "registers": field("vgpr_count"),
-        "spills": field("vgpr_spill_count") + field("sgpr_spill_count"),
+        # A scalar register that waits in a lane of a vector register does not go to memory.
+        "spills": max(field("vgpr_spill_count"), classes["local"]),
         "static_shared": field("group_segment_fixed_size"),
         "instructions": len(found),
         "instruction_classes": classes,

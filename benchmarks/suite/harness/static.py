@@ -35,7 +35,7 @@ class StaticMetrics:
 
     Attributes:
         registers: per thread (vector registers on AMD).
-        spills: instructions that spill to or refill from local memory; on AMD, registers spilled.
+        spills: instructions that spill to or refill from local memory (scratch on AMD).
         shared_memory: bytes a block, static and dynamic.
         tensor_memory: columns of tensor memory a block (sm100).
         instructions: in the whole kernel.
