@@ -4,13 +4,15 @@ expected of it."""
 from __future__ import annotations
 
 from .counting import Traffic, copies, counted, saved_bytes
-from .ladder import PARTS, Setting, ladder
+from .ladder import PARTS, ladder
 from .measure import Measured, measure
 from .report import diff, picture, table, to_json
+from .rung import Rung, Setting
 
 __all__ = [
     "PARTS",
     "Measured",
+    "Rung",
     "Setting",
     "Traffic",
     "copies",

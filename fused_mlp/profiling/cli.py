@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from .ladder import PARTS, Setting, ladder
-from .measure import measure, writable
+from .ladder import PARTS, ladder
+from .measure import Measured, measure, writable
 from .report import diff, picture, table, to_json
+from .rung import Setting
 
 ARTICLE = (768, 3072)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -42,7 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code: 0 measured (mismatches are marked, not failed), 2 bad usage."""
+    """Exit code: 0 measured (mismatches are marked, not failed), 2 bad usage, 4 no rung could run,
+    130 stopped by Ctrl-C."""
+    # What these say at import concerns nobody here.
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     try:
         setting = _setting(args)
         if args.out is not None:
@@ -57,24 +64,31 @@ def run(args: argparse.Namespace) -> int:
                     raise ValueError(f"there is no rung {name!r}; known are {', '.join(known)}")
             rungs = [r for r in rungs if r.name in wanted]
         results = measure(rungs, setting, repeats=args.repeats, traces=args.out)
-    except ValueError as error:
+        if args.out is not None:
+            _write(args.out, results, setting)
+    except KeyboardInterrupt:
+        print("fused_mlp profile: stopped; no table without all rungs", file=sys.stderr)
+        return 130
+    except (ValueError, OSError) as error:
         print(f"fused_mlp profile: {error}", file=sys.stderr)
         return 2
-    if args.out is not None:
-        (args.out / "ladder.svg").write_text(picture(results, setting), encoding="utf-8")
-        (args.out / "ladder.json").write_text(
-            json.dumps(to_json(results, setting), indent=1), encoding="utf-8"
-        )
+    code = 0 if any(r.rung.missing is None for r in results) else 4
     if args.json:
         print(json.dumps(to_json(results, setting), indent=1))
-        return 0
+        return code
     print(table(results, setting))
     if args.diff:
         by_name = {r.rung.name: r for r in results}
         print("\n" + diff(by_name[args.diff[0]], by_name[args.diff[1]], setting))
     if args.out is not None:
-        print(f"\ntraces (open in https://ui.perfetto.dev) and ladder.svg: {args.out}")
-    return 0
+        print(f"\ntraces (open in https://ui.perfetto.dev), ladder.svg and .json: {args.out}")
+    return code
+
+
+def _write(folder: Path, results: Sequence[Measured], setting: Setting) -> None:
+    (folder / "ladder.svg").write_text(picture(results, setting), encoding="utf-8")
+    text = json.dumps(to_json(results, setting), indent=1)
+    (folder / "ladder.json").write_text(text, encoding="utf-8")
 
 
 def _setting(args: argparse.Namespace) -> Setting:

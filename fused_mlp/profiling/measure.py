@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import os
+import re
 import statistics
+import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +19,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from .counting import Traffic, counted, saved_bytes
-from .ladder import Rung, Setting
+from .rung import Rung, Setting
 
 GEMM = (
     "mm",
@@ -51,6 +57,8 @@ class Measured:
     rung: Rung
     kernels: list[Kernel] = field(default_factory=list)
     latency: float | None = None
+    low: float = 0.0
+    high: float = 0.0
     host: float | None = None
     device: float | None = None
     launches: int | None = None
@@ -95,28 +103,62 @@ def measure(
         traces: folder for one Chrome trace a rung (``01-linear.json``, ...), which
             https://ui.perfetto.dev opens.
 
+    A rung that raises is not measured; ``rung.missing`` says what it raised.
+
     Raises:
         ValueError: the folder cannot be written.
     """
     if traces is not None:
         writable(traces)
     results = [Measured(rung) for rung in rungs]
-    able = [r for r in results if r.rung.missing is None]
     with torch.set_grad_enabled(setting.training):
-        for r in able:
-            for _ in range(3):  # compile, autotune, pack
-                r.rung.call()
+        for r in results:
+            _warm_up(r)
+        able = [r for r in results if r.rung.missing is None]
         _time(able, setting, repeats)
-        for number, r in enumerate(results, 1):
-            if r.rung.missing is None:
-                trace = (
-                    traces / f"{number:02d}-{r.rung.name.replace(' ', '-')}.json"
-                    if traces
-                    else None
-                )
-                _profile(r, setting, trace)
-                _count(r, setting)
+        for r in able:
+            _profile(r, setting, traces / trace_name(r.rung) if traces else None)
+            _count(r, setting)
     return results
+
+
+def trace_name(rung: Rung) -> str:
+    """The same file for a rung whichever others are measured with it.
+
+    >>> trace_name(Rung("matmul + add", "", None, 2, 1, "", 0, place=1))
+    '01-matmul-add.json'
+    """
+    return f"{rung.place:02d}-{re.sub(r'[^a-z0-9]+', '-', rung.name)}.json"
+
+
+def _warm_up(r: Measured) -> None:
+    """Compile, autotune, pack: none of it is to be timed."""
+    if r.rung.missing is not None or r.rung.call is None:
+        return
+    try:
+        for _ in range(3):
+            r.rung.call()
+    except Exception as error:  # no C++ compiler, no memory: the other rungs are still worth it
+        text = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+        r.rung = dataclasses.replace(r.rung, missing=f"failed: {text[:200]}")
+
+
+@contextlib.contextmanager
+def _without_chatter() -> Iterator[None]:
+    """Drops the lines that torch 2.13's profiler writes to stderr at each start and stop; whatever
+    else is said there is passed on."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as said:
+        os.dup2(said.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            said.seek(0)
+            lines = [line for line in said.read().splitlines(True) if not line.startswith(b"USDT:")]
+            os.write(2, b"".join(lines))
 
 
 def writable(folder: Path) -> None:
@@ -145,7 +187,8 @@ def _time(results: Sequence[Measured], setting: Setting, repeats: int) -> None:
             samples[id(r)].append((host, time.perf_counter() - start))
     for r in results:
         r.host = statistics.median(s[0] for s in samples[id(r)])
-        r.latency = statistics.median(s[1] for s in samples[id(r)])
+        times = [s[1] for s in samples[id(r)]]
+        r.latency, r.low, r.high = statistics.median(times), min(times), max(times)
     if setting.device == "cuda":
         for r in results:
             r.energy = _energy(r)
@@ -182,7 +225,8 @@ def _profile(r: Measured, setting: Setting, trace: Path | None) -> None:
     if cuda:
         torch.cuda.reset_peak_memory_stats()
         base = torch.cuda.memory_allocated()
-    with profile(activities=activities, profile_memory=True, record_shapes=True) as prof:
+    options: Any = {"profile_memory": True, "record_shapes": True}
+    with _without_chatter(), profile(activities=activities, **options) as prof:
         r.rung.call()
         _synchronize(setting)
     events = prof.events()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+import torch
+
 from ..plan import comparison
-from .ladder import Setting
 from .measure import Measured
+from .rung import Setting
 
 
 def _ms(seconds: float | None) -> str:
@@ -41,7 +44,7 @@ def table(results: Sequence[Measured], setting: Setting) -> str:
         "saved MB",
         "energy J",
     ]
-    base = next((r.latency for r in results if r.rung.name in ("eager", "matmul + add")), None)
+    base = next((r for r in results if r.rung.name in ("eager", "matmul + add")), None)
     rows, notes = [], []
     for r in results:
         rung = r.rung
@@ -54,7 +57,6 @@ def table(results: Sequence[Measured], setting: Setting) -> str:
             notes.append(f"✗ {rung.name}: {'; '.join(wrong)}. {reason}")
         computed = "" if callable(rung.traffic) or rung.traffic is None else "*"
         single = rung.name in ("linear", "compiled linear")
-        versus = comparison(base / r.latency) if base and r.latency and not single else "–"
         rows.append(
             [
                 rung.name,
@@ -63,7 +65,7 @@ def table(results: Sequence[Measured], setting: Setting) -> str:
                 "✗" if wrong else "✓",
                 str(r.gemms),
                 _ms(r.latency),
-                "–" if r.latency == base else versus,
+                "–" if single else _versus(r, base),
                 _ms(r.host),
                 _ms(r.device),
                 "–" if r.launches is None else str(r.launches),
@@ -76,12 +78,13 @@ def table(results: Sequence[Measured], setting: Setting) -> str:
         )
     lines = [
         f"{s.tokens} tokens, {s.hidden}/{s.intermediate}, {s.activation}, {str(s.dtype)[6:]}, "
-        f"{s.device}, "
-        f"{'forward and backward' if s.training else 'inference'}",
+        f"{_where(s)}, {'forward and backward' if s.training else 'inference'}; "
+        "times are medians, 'same' is within their noise",
         "",
         *_aligned([header, *rows]),
         "",
-        *(f"{r.rung.name}: {r.rung.why}" for r in results),
+        "What each rung is, and why so many were expected before it ran:",
+        *(line for r in results for line in _legend(r)),
     ]
     if s.device == "cpu":
         lines += [
@@ -94,6 +97,26 @@ def table(results: Sequence[Measured], setting: Setting) -> str:
     if any(not callable(r.rung.traffic) and r.moved for r in results):
         lines += ["* computed: a dispatch mode cannot look inside this rung."]
     return "\n".join([*lines, *([""] if notes else []), *notes])
+
+
+def _where(s: Setting) -> str:
+    """The device, and where it matters its threads."""
+    threads = torch.get_num_threads()
+    return s.device if s.device == "cuda" else f"cpu, {threads} thread{'s' * (threads > 1)}"
+
+
+def _legend(r: Measured) -> list[str]:
+    text = f"{r.rung.name}: {r.rung.text}. {r.rung.why[0].upper()}{r.rung.why[1:]}."
+    return textwrap.wrap(text, 100, initial_indent="  ", subsequent_indent="    ")
+
+
+def _versus(r: Measured, base: Measured | None) -> str:
+    """In words; "same" where the calls of one took as long as those of the other."""
+    if base is None or r is base or not (r.latency and base.latency):
+        return "–"
+    if base.low <= r.latency <= base.high or r.low <= base.latency <= r.high:
+        return "same"
+    return comparison(base.latency / r.latency)
 
 
 def _expected(number: int | None) -> str:
@@ -153,7 +176,7 @@ def diff(a: Measured, b: Measured, setting: Setting) -> str:
                 "time of one call, ms",
                 _ms(a.latency),
                 _ms(b.latency),
-                comparison(a.latency / b.latency),
+                _versus(b, a),
             ]
         )
     for text, key in (("moved, MB", "moved"), ("peak, MB", "peak"), ("saved, MB", "saved")):
@@ -223,6 +246,8 @@ def to_json(results: Sequence[Measured], setting: Setting) -> dict[str, Any]:
                 "kernels": [vars(k) for k in r.kernels],
                 "count": r.count,
                 "latency": r.latency,
+                "fastest": r.low,
+                "slowest": r.high,
                 "host": r.host,
                 "device": r.device,
                 "launches": r.launches,

@@ -1,5 +1,6 @@
 """The ladder: what each rung is expected to run, what is counted, and how it is shown."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ from torch import nn
 from fused_mlp import __main__ as command
 from fused_mlp.profiling import Setting, Traffic, copies, diff, ladder, measure, picture, table
 from fused_mlp.profiling.counting import saved_bytes
+from fused_mlp.profiling.measure import _without_chatter
 
 SMALL = Setting(64, 256, 64, torch.float32)
 
@@ -28,6 +30,9 @@ def part_2():
         ("linear", 1, 1),
         ("compiled linear", 1, 1),
         ("eager", 5, 3),
+        ("inference mode", 5, 3),
+        ("autocast", 10, 3),
+        ("torchscript", 5, 3),
         ("compiled", 4, 3),
         ("packed", 4, 2),
     ],
@@ -55,7 +60,7 @@ def test_onednn_runs_three_operators_and_the_quantized_rung_three_gemms():
 
 
 def test_expectations_on_a_gpu_are_those_of_the_articles():
-    from fused_mlp.profiling.ladder import EXPECTED
+    from fused_mlp.profiling.fusing import EXPECTED
 
     assert [EXPECTED[path][0] for path in ("eager", "epilogue", "decode")] == [5, 2, 2]
 
@@ -66,6 +71,56 @@ def test_bytes_are_those_of_the_operators(part_2):
     assert part_2["eager"].moved == 3 * (row + mid + weight) + 5 * mid
     assert part_2["eager"].rung.least_bytes == 3 * weight + 2 * row
     assert all(r.moved >= r.rung.least_bytes for r in part_2.values() if r.moved)
+
+
+def test_autocast_pays_for_its_casts(part_2):
+    """bf16 halves what eager moves; each of 3 weights and x, twice, is read in 4 bytes, written
+    in 2."""
+    eager, cast = part_2["eager"].moved, part_2["autocast"].moved
+    assert cast == eager // 2 + (3 * 64 * 256 + 2 * 64 * 64) * (4 + 2)
+
+
+def test_torchscript_is_called_historical(part_2):
+    text = table(list(part_2.values()), SMALL)
+    assert "torchscript: historical, deprecated" in text
+
+
+def test_switches_that_a_setting_has_no_use_for_say_so():
+    names = ("inference mode", "autocast", "torchscript")
+    setting = Setting(64, 128, 8, torch.bfloat16, training=True)
+    reasons = {r.name: r.missing for r in ladder(setting) if r.name in names}
+    assert reasons == {
+        "inference mode": "it has no backward",
+        "autocast": "it is for weights in fp32",
+        "torchscript": "frozen weights have no gradient",
+    }
+
+
+def test_a_rung_that_raises_leaves_the_others(part_2):
+    def fail():
+        raise RuntimeError("no compiler\nand a long story")
+
+    bad = dataclasses.replace(part_2["compiled"].rung, call=fail)
+    results = measure([bad, part_2["eager"].rung], SMALL, repeats=1)
+    assert results[0].rung.missing == "failed: RuntimeError: no compiler"
+    assert results[1].count == 5
+    assert "failed: RuntimeError: no compiler" in table(results, SMALL)
+
+
+def test_times_that_overlap_are_called_the_same(part_2):
+    def timed(name, low, latency, high):
+        return dataclasses.replace(part_2[name], low=low, latency=latency, high=high)
+
+    eager = timed("eager", 0.9, 1.0, 1.2)
+    for alike in (timed("packed", 1.05, 1.15, 1.2), timed("packed", 0.95, 1.3, 1.4)):
+        assert "same " in table([eager, alike], SMALL).split("packed")[1]
+    assert "2.00x slower" in table([eager, timed("packed", 1.9, 2.0, 2.1)], SMALL)
+
+
+def test_the_profilers_own_lines_are_dropped_and_no_others(capfd):
+    with _without_chatter():
+        os.write(2, b"USDT:2026 profiler_start\nCUPTI is not permitted\n")
+    assert capfd.readouterr().err == "CUPTI is not permitted\n"
 
 
 def test_peak_memory_is_exact(part_2):
@@ -95,8 +150,6 @@ def test_training_keeps_what_is_expected(tokens, kept):
 
 
 def test_a_mismatch_is_marked_and_explained(part_2):
-    import dataclasses
-
     wrong = dataclasses.replace(part_2["eager"].rung, expected=2)
     text = table([dataclasses.replace(part_2["eager"], rung=wrong)], SMALL)
     assert "✗ eager: 5 operators, expected 2" in text
@@ -106,7 +159,7 @@ def test_a_mismatch_is_marked_and_explained(part_2):
 
 def test_table_and_diff_and_picture(part_2):
     text = table(list(part_2.values()), SMALL)
-    assert "64 tokens, 64/256, gelu, float32, cpu, inference" in text
+    assert "64 tokens, 64/256, gelu, float32, cpu, 1 thread, inference" in text
     assert "operators that compute are counted in the place of kernels" in text
     change = diff(part_2["eager"], part_2["packed"], SMALL)
     assert "all operators" in change
@@ -131,8 +184,8 @@ def test_command_writes_traces_picture_and_json(tmp_path, capsys):
     assert command.main([*arguments, "--device", "cpu", "--dtype", "fp32", "--out", str(out)]) == 0
     assert "eager" in capsys.readouterr().out
     names = sorted(path.name for path in out.iterdir())
-    assert names == ["01-eager.json", "02-packed.json", "ladder.json", "ladder.svg"]
-    trace = json.loads((out / "01-eager.json").read_text())
+    assert names == ["03-eager.json", "09-packed.json", "ladder.json", "ladder.svg"]
+    trace = json.loads((out / "03-eager.json").read_text())
     assert {"aten::mm", "aten::gelu", "aten::mul"} <= {e.get("name") for e in trace["traceEvents"]}
     assert command.main([*arguments, "--device", "cpu", "--dtype", "fp32", "--json"]) == 0
     seen = json.loads(capsys.readouterr().out)
@@ -196,6 +249,7 @@ def test_rungs_compute_the_same():
     rungs = {r.name: r for r in ladder(Setting(64, 128, 16, torch.float32)) if r.missing is None}
     with torch.no_grad():
         want = rungs["eager"].call()
-        for name in ("compiled", "packed", "fused"):
+        for name in ("inference mode", "torchscript", "compiled", "packed", "fused"):
             torch.testing.assert_close(rungs[name].call(), want, rtol=1e-4, atol=1e-5)
+        assert (rungs["autocast"].call() - want).norm() < 0.01 * want.norm()
         assert (rungs["quantized"].call() - want).norm() < 0.05 * want.norm()
