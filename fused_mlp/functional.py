@@ -57,7 +57,7 @@ def fused_mlp(
         PathError: `use_path` forces a path that cannot run here.
 
     Differentiable once (such small calls: any number of times); `fused_mlp.reference.mlp` any
-    number of times.
+    number of times. Weights may change between calls, as `FusedMLP` says.
 
     >>> import torch
     >>> x = torch.ones(2, 3)

@@ -24,6 +24,11 @@ class FusedMLP(nn.Module):
     quantization and sharding find what they expect; where a child is no longer a plain linear
     layer, the children are called one by one.
 
+    Parameters may be changed, exchanged or converted between two calls in any way that PyTorch
+    counts, and rows or columns also behind its back (``.data``, NumPy views). Only after single
+    elements were written behind its back does CPU inference need `fused_mlp.onednn.clear`, since
+    there it multiplies by a packed copy.
+
     Args:
         hidden_size: last size of the input and the output.
         intermediate_size: width in between.

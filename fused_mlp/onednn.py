@@ -11,16 +11,18 @@ moves or changes:
 - other storage, shape or dtype (``.to()``, ``.data = ...``, ``load_state_dict(assign=True)``): the
   storage is compared by identity and held weakly, so the copy goes when it goes;
 - writes that PyTorch counts (optimizers, ``copy_``, ``load_state_dict``): ``Tensor._version``;
-- writes that it does not count (``.data.mul_()``, NumPy views): the bits on the weight's diagonal,
-  which cross every row and every column, are compared at each call. A write that misses the
-  diagonal, such as a few single elements set
-  through NumPy, cannot be seen: call `clear` after it.
+- writes that it does not count (``.data.mul_()``, NumPy views): the bits of a sample of the weight,
+  which crosses every row and every column, are compared at each call. A write that misses the
+  sample, such as a few single elements set through NumPy, cannot be seen: call `clear` after it.
 """
 
 from __future__ import annotations
 
+import math
+import threading
 import weakref
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -38,13 +40,20 @@ UNFAITHFUL = {"relu"}
 _BITS = {2: torch.int16, 4: torch.int32}
 
 
-def _diagonal(weight: Tensor) -> Tensor:
+def _sample(weight: Tensor) -> Tensor:
     """A view of the weight's bits that crosses every row and column; bits, since NaN differs from
     itself.
     """
-    bits = weight.detach().view(_BITS[weight.element_size()])
-    flat, step = bits.view(-1), weight.shape[1] + 1
-    return flat[::step]
+    return weight.detach().view(_BITS[weight.element_size()]).view(-1)[:: _step(*weight.shape)]
+
+
+@lru_cache(maxsize=4096)
+def _step(rows: int, columns: int) -> int:
+    """A stride through the flat weight: no longer than a row, so it meets every row, nor than
+    ``rows``, so it takes at least ``columns`` steps, and with no common divisor with ``columns``, so
+    those meet every column. Of such the longest: some max(rows, columns) elements.
+    """
+    return next(s for s in range(min(rows, columns), 0, -1) if math.gcd(s, columns) == 1)
 
 
 @dataclass(eq=False)
@@ -56,7 +65,7 @@ class _Entry:
     storage: weakref.ref
     version: int
     layout: tuple
-    diagonal: Tensor
+    sample: Tensor
     sightings: int = 1
     packed: Tensor | None = None
     size: int = 0
@@ -66,7 +75,7 @@ class _Entry:
             self.storage() is weight.untyped_storage()
             and self.version == weight._version
             and self.layout == (weight.shape, weight.dtype)
-            and torch.equal(self.diagonal, _diagonal(weight))
+            and torch.equal(self.sample, _sample(weight))
         )
 
 
@@ -81,6 +90,8 @@ class Cache:
     limit: int = 1 << 40
     entries: dict[tuple[int, int], _Entry] = field(default_factory=dict)
     bytes: int = 0
+    # Held where bytes are counted; reentrant, since freeing a weight there may drop its copy.
+    lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
     def get(self, weight: Tensor, *, at_once: bool = False) -> Tensor | None:
         """The packed copy of ``weight``, or None if it is not (yet) worth one.
@@ -88,14 +99,13 @@ class Cache:
         ``at_once`` packs at the first sighting.
         """
         if weight.is_inference() or not weight.is_contiguous():
-            return None  # no version counter, or no flat diagonal: nothing to tell a change by
+            return None  # no version counter, or no flat sample: nothing to tell a change by
         key = (weight.untyped_storage()._cdata, weight.storage_offset())
         entry = self.entries.get(key)
         if entry is not None and entry.current(weight):
             if entry.packed is None:
                 entry.sightings += 1
         else:
-            self.drop(key)
             entry = self._see(key, weight)
         if entry.packed is None and (at_once or entry.sightings > 1):
             self._pack(entry, weight)
@@ -106,37 +116,55 @@ class Cache:
             weakref.ref(weight.untyped_storage(), lambda _: self.drop(key)),
             weight._version,
             (weight.shape, weight.dtype),
-            _diagonal(weight).clone(),
+            _sample(weight).clone(),
         )
-        self.entries[key] = entry
+        with self.lock:
+            self.drop(key)
+            self.entries[key] = entry
         return entry
 
     def _pack(self, entry: _Entry, weight: Tensor) -> None:
         size = weight.numel() * (weight.element_size() if _native(weight) else 4)
-        if self.bytes + size > self.limit:
-            return
-        with torch.no_grad():
-            source = weight.detach() if _native(weight) else weight.detach().float()
-            entry.packed = torch.ops.mkldnn._reorder_linear_weight(source, None)
-        self.bytes += size
-        entry.size = size
+        key = (weight.untyped_storage()._cdata, weight.storage_offset())
+        with self.lock:
+            # Another thread may have packed it, or dropped it, since it was looked up.
+            if entry.packed is not None or self.entries.get(key) is not entry:
+                return
+            if self.bytes + size > self.limit:
+                return
+            with torch.no_grad():
+                source = weight.detach() if _native(weight) else weight.detach().float()
+                entry.packed = torch.ops.mkldnn._reorder_linear_weight(source, None)
+            self.bytes += size
+            entry.size = size
 
     def drop(self, key: tuple[int, int]) -> None:
-        entry = self.entries.pop(key, None)
-        if entry is not None and entry.packed is not None:
-            self.bytes -= entry.size
+        """Drop one packed copy, if there is one."""
+        with self.lock:
+            entry = self.entries.pop(key, None)
+            if entry is not None and entry.packed is not None:
+                self.bytes -= entry.size
 
     def clear(self) -> None:
         """Drop every packed copy."""
-        self.entries.clear()
-        self.bytes = 0
+        with self.lock:
+            self.entries.clear()
+            self.bytes = 0
 
 
 cache = Cache()
 
 
 def clear() -> None:
-    """Forget every packed weight; needed only after a write that nothing can see (see above)."""
+    """Forget every packed weight.
+
+    Needed only after a write that PyTorch does not count and that changes single elements (NumPy
+    views, ``.data``, another process's writes to shared memory): see above.
+
+    >>> clear()
+    >>> packed_bytes()
+    0
+    """
     cache.clear()
 
 
