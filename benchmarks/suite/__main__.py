@@ -106,7 +106,7 @@ def against(seconds: float, eager: float | None) -> str:
 def render(table: Table) -> str:
     """One line a combination: latency, against eager, roofline, memory, launches."""
     head = ["mode", "shape", "tokens", "dtype", "provider", "latency", "against eager"]
-    rows = [[*head, "roofline", "peak", "saved", "launches"]]
+    rows = [[*head, "roofline", "peak", "saved", "launches", "copies"]]
     rest = []
     for c, entry in table.items():
         if entry.absent or entry.failure:
@@ -118,6 +118,7 @@ def render(table: Table) -> str:
         eager = _median(table.get(Combination(c.mode, c.shape, c.tokens, c.dtype, "eager")))
         roof, peak = entry.numbers.get("roofline"), entry.numbers.get("peak_memory")
         saved, launches = entry.numbers.get("saved_bytes"), entry.numbers.get("launches")
+        copies = entry.numbers.get("copies")
         rows.append(
             [
                 *(c.mode, *c.params),
@@ -127,9 +128,11 @@ def render(table: Table) -> str:
                 f"{peak / 1e6:.2f} MB" if peak is not None else "",
                 f"{saved / 1e6:.2f} MB" if saved is not None else "",
                 f"{launches:.0f}" if launches is not None else "",
+                f"{copies:.0f}" if copies is not None else "",
             ]
         )
-    return "\n".join([aligned(rows), *rest])
+    shown = [at for at in range(len(rows[0])) if at < len(head) or any(r[at] for r in rows[1:])]
+    return "\n".join([aligned([[row[at] for at in shown] for row in rows]), *rest])
 
 
 def _median(entry: Entry | None) -> float | None:

@@ -19,4 +19,11 @@ class Training(Measured):
     mode = "Training"
 
 
+@tracked("error")
+class ChannelsLast(Measured):
+    """The output."""
+
+    mode = "ChannelsLast"
+
+
 del Measured

@@ -30,4 +30,11 @@ class Training(Measured):
     mode = "Training"
 
 
+@tracked(*_METRICS, versions=_VERSIONS)
+class ChannelsLast(Measured):
+    """One forward over the channels of an image in channels-last memory."""
+
+    mode = "ChannelsLast"
+
+
 del Measured  # asv would take an imported class for one of this module's own

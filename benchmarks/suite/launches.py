@@ -19,4 +19,11 @@ class Training(Measured):
     mode = "Training"
 
 
+@tracked("launches", "copies")
+class ChannelsLast(Measured):
+    """One forward over the channels of an image; `copies` says what a layout cost."""
+
+    mode = "ChannelsLast"
+
+
 del Measured

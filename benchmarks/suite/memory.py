@@ -19,4 +19,11 @@ class Training(Measured):
     mode = "Training"
 
 
+@tracked("peak_memory", "reserved_memory")
+class ChannelsLast(Measured):
+    """One forward over the channels of an image."""
+
+    mode = "ChannelsLast"
+
+
 del Measured

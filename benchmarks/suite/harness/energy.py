@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .providers import NotApplicable
+from .built import NotApplicable
 from .readings import gpu_id
 
 # The counter moves some ten times a second; a window this long is off by a few percent.

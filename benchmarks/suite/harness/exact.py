@@ -9,9 +9,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from .providers import Built
+from .built import Built
 
 _GRAPH_NUMBER = re.compile(r"^graph_\d+_")
+# Operators on a CPU, kernels of PyTorch, CUDA and cuDNN on a GPU that only move a tensor.
+_COPY = re.compile(
+    r"^aten::(copy_|clone|cat|stack)$|memcpy|copy_kernel|CatArrayBatchedCopy|nchwToNhwc|nhwcToNchw",
+    re.IGNORECASE,
+)
 
 
 class NoCount(Exception):
@@ -28,6 +33,10 @@ class Launches:
     @property
     def count(self) -> int:
         return len(self.names)
+
+    @property
+    def copies(self) -> int:
+        return sum(_COPY.search(name) is not None for name in self.names)
 
 
 def _profile(call: Callable[[], Any], kind: str) -> Any:
@@ -51,7 +60,7 @@ def _operator_kind(name: str) -> str:
 
     space, _, base = name.partition("::")
     if space == "aten":
-        if base.startswith(("empty", "resolve_", "lift_fresh", "_reshape_alias")):
+        if base.startswith(("empty", "new_empty", "resolve_", "lift_fresh", "_reshape_alias")):
             return "nothing"
         packet = getattr(torch.ops.aten, base, None)
         overloads = [getattr(packet, o) for o in packet.overloads()] if packet else []
@@ -65,6 +74,9 @@ def _operator_kind(name: str) -> str:
             return "nothing"
         return "launch"
     if space == "mkldnn" or "cpp_fused" in name:
+        return "launch"
+    # An AOTInductor package calls operators by functions of its own, the custom ones by a proxy.
+    if name.startswith(("aoti_torch_cpu_", "aoti_torch_cuda_")):
         return "launch"
     # A custom operator is what it calls, or, where nothing inside it is seen, itself.
     return "custom" if base and space.isidentifier() and space != "autograd" else "composite"

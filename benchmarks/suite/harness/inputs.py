@@ -39,6 +39,20 @@ class Inputs:
         d_output = None if self.d_output is None else self.d_output.clone()
         return Inputs(self.combination, self.x.clone(), d_output, **fields)  # type: ignore[arg-type]
 
+    def rounded(self, dtype: torch.dtype) -> Inputs:
+        """The same values in another dtype."""
+        weights = {name: tensor.to(dtype) for name, tensor in self.weights.items()}
+        fields = {name: weights.get(name) for name in _WEIGHTS}
+        d_output = None if self.d_output is None else self.d_output.to(dtype)
+        return Inputs(self.combination, self.x.to(dtype), d_output, **fields)  # type: ignore[arg-type]
+
+    @property
+    def image(self) -> torch.Tensor:
+        """x as ``(images, hidden, height, width)`` in channels-last memory: a view of it."""
+        size = SHAPES[self.combination.shape].image
+        assert size is not None
+        return self.x.view(-1, *size, self.x.shape[-1]).permute(0, 3, 1, 2)
+
     @property
     def nbytes(self) -> int:
         tensors = [self.x, *self.weights.values()]

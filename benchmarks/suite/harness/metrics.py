@@ -35,6 +35,7 @@ _ALL = (
     Metric("reserved_memory", "bytes", "exact", "lower", "peak reserved by the allocator"),
     Metric("saved_bytes", "bytes", "exact", "lower", "kept for backward, parameters excluded"),
     Metric("launches", "launches", "exact", "lower", "kernel launches of one call"),
+    Metric("copies", "copies", "exact", "lower", "of these, copies from one layout to another"),
     Metric("registers", "registers", "exact", "lower", "registers of one thread"),
     Metric("spills", "instructions", "exact", "lower", "loads and stores of spilled registers"),
     Metric("shared_memory", "bytes", "exact", "lower", "shared memory of one block"),

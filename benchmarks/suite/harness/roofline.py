@@ -29,7 +29,7 @@ def ceilings(
     Kept in the machine's results folder with the identity they belong to, measured where they are
     not there yet, or `again`.
     """
-    dtypes = sorted({c.dtype for c, metrics in wanted.items() if not _NEED.isdisjoint(metrics)})
+    dtypes = sorted({c.computes for c, metrics in wanted.items() if not _NEED.isdisjoint(metrics)})
     if not dtypes:
         return {}
     threads = os.environ.get(THREADS_VARIABLE, "1") if kind == "cpu" else "0"
@@ -106,7 +106,7 @@ def derive(combination: Combination, entry: Entry, known: dict[str, float]) -> N
     seconds = statistics.median(latency)
     entry.numbers["throughput"] = combination.flop / seconds / 1e12
     entry.numbers["bandwidth"] = combination.least_bytes / seconds / 1e9
-    peak, stream = known.get(combination.dtype), known.get("bandwidth")
+    peak, stream = known.get(combination.computes), known.get("bandwidth")
     if peak and stream:
         least = max(combination.flop / peak, combination.least_bytes / stream)
         entry.numbers["roofline"] = least / seconds

@@ -33,7 +33,7 @@ ABSENT = {
     ("cpu", "reserved_memory"): "a CPU has no caching allocator that reserves memory",
     ("cpu", "energy"): "no energy counter is read on a CPU",
 }
-_EXACT = ("peak_memory", "reserved_memory", "saved_bytes", "launches", "error")
+_EXACT = ("peak_memory", "reserved_memory", "saved_bytes", "launches", "copies", "error")
 
 
 def one_process(metrics: Collection[str]) -> bool:
@@ -82,6 +82,8 @@ def absent(combination: Combination, metric: str, kind: str) -> str | None:
         return "energy is measured for eager and fused in the device's first dtype"
     if metric == "saved_bytes" and combination.mode != "Training":
         return "nothing is saved without a backward"
+    if metric == "copies" and combination.mode != "ChannelsLast":
+        return "copies are counted where a layout may cost one: over the channels of an image"
     return None
 
 

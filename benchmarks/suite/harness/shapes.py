@@ -13,14 +13,19 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-MODES = ("Inference", "Training")
+# ChannelsLast is inference over the channels of an image, with no copy from one layout to another.
+MODES = ("Inference", "Training", "ChannelsLast")
 # A container that is given one card of several has no /dev/nvidia0, but always the control node.
 DEVICE_NODES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 
 @dataclass(frozen=True)
 class Shape:
-    """One MLP of a real model, and the token counts it meets in use."""
+    """One MLP of a real model, and the token counts it meets in use.
+
+    `image` is the height and width of a picture whose pixels are the tokens: one picture is a
+    prompt.
+    """
 
     hidden: int
     intermediate: int
@@ -30,6 +35,7 @@ class Shape:
     prompt: int
     batch: int
     source: str
+    image: tuple[int, int] | None = None
 
     @property
     def matrices(self) -> int:
@@ -55,6 +61,10 @@ SHAPES = {
     "dlrm_top": Shape(1024, 1024, "relu", False, True, 128, 2048, "MLPerf DLRM 479-1024-1024-512"),
     # Too small to work on: what is left is the host's overhead.
     "tiny": Shape(64, 128, "silu", True, False, 8, 128, "host overhead"),
+    # The stage that half of ConvNeXt-T's blocks are in, at 224 × 224.
+    "convnext_t": Shape(
+        384, 1536, "gelu", False, True, 196, 6272, "facebook/convnext-tiny-224", (14, 14)
+    ),
 }
 TOKENS = ("1", "16", "prompt", "batch")
 ITEMSIZE = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -62,24 +72,55 @@ ITEMSIZE = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 @dataclass(frozen=True)
 class Provider:
-    """One way to compute the MLP. `rank` is how early a suite size takes it in."""
+    """One way to compute the MLP. `rank` is how early a suite size takes it in.
+
+    A combination's dtype is that of weights and input. `computes` is the dtype of the arithmetic
+    where that is another: there the provider is held to eager's error in this one, since rounding
+    the weights to it is what was asked for.
+    """
 
     rank: int
     text: str
-    modes: tuple[str, ...] = MODES
+    modes: tuple[str, ...] = ("Inference", "Training")
     devices: tuple[str, ...] = ("cpu", "cuda")
     path: str | None = None
     compiles: bool = False
+    dtypes: tuple[str, ...] = tuple(ITEMSIZE)
+    computes: str | None = None
+    sampled: bool = False
 
 
 _INFERENCE = ("Inference",)
 _CUDA = ("cuda",)
+_CHANNELS = ("ChannelsLast",)
+
+
+def _autocast(text: str) -> Provider:
+    return Provider(2, text, dtypes=("fp32",), computes="bf16", sampled=True)
+
+
 PROVIDERS = {
-    "eager": Provider(0, "nn.Linear modules under no_grad (training: with autograd)"),
-    "fused": Provider(0, "fused_mlp.FusedMLP, path by its own plan"),
+    "eager": Provider(
+        0, "nn.Linear modules under no_grad (training: with autograd)", MODES, sampled=True
+    ),
+    "fused": Provider(0, "fused_mlp.FusedMLP, path by its own plan", MODES, sampled=True),
     "compile": Provider(1, "torch.compile of eager", compiles=True),
-    "inference_mode": Provider(2, "eager under inference_mode", _INFERENCE),
+    "inference_mode": Provider(2, "eager under inference_mode", _INFERENCE, sampled=True),
+    "autocast": _autocast("eager under autocast to bf16"),
+    "fused_autocast": _autocast("fused under autocast to bf16"),
+    "aoti": Provider(
+        2,
+        "torch.export of eager for any number of tokens, as a loaded AOTInductor package",
+        _INFERENCE,
+        compiles=True,
+        sampled=True,
+    ),
+    "torchscript": Provider(
+        2, "historical: eager traced, frozen, optimize_for_inference", _INFERENCE, sampled=True
+    ),
     "compile_max_autotune": Provider(3, "torch.compile, max-autotune", compiles=True),
+    "fused_compile": Provider(2, "torch.compile of fused", compiles=True),
+    "fused_aoti": Provider(2, "as aoti, of fused", _INFERENCE, compiles=True),
     "packed_vendor": Provider(2, "gate and up in one vendor GEMM, eager activation"),
     "addmm_activation": Provider(2, "torch._addmm_activation", _INFERENCE),
     "fused_packed": Provider(2, "fused_mlp, path packed", devices=_CUDA, path="packed"),
@@ -88,6 +129,8 @@ PROVIDERS = {
     "fused_onednn": Provider(2, "fused_mlp, path onednn", _INFERENCE, ("cpu",), path="onednn"),
     "liger": Provider(2, "liger-kernel's MLP, where installed", devices=_CUDA),
     "quack": Provider(2, "QuACK's MLP, where installed", devices=_CUDA),
+    "conv1x1": Provider(0, "two 1×1 convolutions, channels-last memory", _CHANNELS),
+    "conv1x1_nchw": Provider(2, "two 1×1 convolutions, plain NCHW memory", _CHANNELS),
 }
 # Each dtype's rank, added to the provider's. On a GPU fp16 runs the kernels bf16 runs and would
 # be two fifths of a default suite, for little.
@@ -111,7 +154,14 @@ class Size:
     cpu_flop: float
     cpu_bytes: float
 
+    @property
+    def samples(self) -> bool:
+        """Whether providers out of reach are taken in at one combination each, see `SAMPLE`."""
+        return self.reach > 0
 
+
+# What a default suite measures of each sampled provider, in the device's first dtype and in fp32.
+SAMPLE = {"Inference": ("article", "16"), "Training": ("dlrm_top", "prompt")}
 SIZES = {
     "quick": Size("quick", 3, 0, 1.0e9, 40e6),
     "default": Size("default", 5, 1, 4.0e9, 40e6),
@@ -148,10 +198,15 @@ class Combination:
         return named[self.tokens] if self.tokens in named else int(self.tokens)
 
     @property
+    def computes(self) -> str:
+        """The dtype of the arithmetic."""
+        return PROVIDERS[self.provider].computes or self.dtype
+
+    @property
     def flop(self) -> int:
         """Floating-point operations of the GEMMs in one call; backward is two forwards."""
         forward = 2 * SHAPES[self.shape].weights * self.count
-        return forward if self.mode == "Inference" else 3 * forward
+        return 3 * forward if self.mode == "Training" else forward
 
     @property
     def least_bytes(self) -> int:
@@ -175,7 +230,9 @@ def params_of(mode: str) -> tuple[list[str], list[str], list[str], list[str]]:
     """The parameter lists of an asv class: the same on every machine, or asv drops results."""
     tokens = list(TOKENS) if mode == "Inference" else ["prompt", "batch"]
     providers = [name for name, provider in PROVIDERS.items() if mode in provider.modes]
-    return list(SHAPES), tokens, list(ITEMSIZE), providers
+    images = mode == "ChannelsLast"
+    models = [name for name, shape in SHAPES.items() if (shape.image is not None) == images]
+    return models, tokens, list(ITEMSIZE), providers
 
 
 PARAM_NAMES = ["shape", "tokens", "dtype", "provider"]
@@ -221,13 +278,28 @@ def _torch_sees_gpu() -> bool:
     return done.stdout.strip().endswith("True")
 
 
+def rank_of(combination: Combination, kind: str) -> int:
+    """How early a suite size takes a combination in: its provider's rank plus its dtype's."""
+    rank = PROVIDERS[combination.provider].rank + DTYPES[kind][combination.dtype]
+    return rank + (combination.mode == "ChannelsLast")  # the quick suite looks at no image
+
+
+def _is_sample(combination: Combination, kind: str) -> bool:
+    here = (combination.shape, combination.tokens) == SAMPLE.get(combination.mode)
+    first = min(DTYPES[kind], key=DTYPES[kind].__getitem__)
+    dtypes = (first, "fp32")
+    return here and PROVIDERS[combination.provider].sampled and combination.dtype in dtypes
+
+
 def left_out(combination: Combination, kind: str, size: Size) -> str | None:
     """Why this device and size leave a combination out; None where it is measured."""
     provider = PROVIDERS[combination.provider]
     if kind not in provider.devices:
         return f"{combination.provider} runs on {' and '.join(provider.devices)} only"
-    rank = provider.rank + DTYPES[kind][combination.dtype]
-    if rank > size.reach:
+    if combination.dtype not in provider.dtypes:
+        return f"{combination.provider} is for weights in {' and '.join(provider.dtypes)}"
+    rank = rank_of(combination, kind)
+    if rank > size.reach and not (size.samples and _is_sample(combination, kind)):
         return (
             f"{combination.provider} in {combination.dtype} has rank {rank} on a {kind}; "
             f"the {size.name} suite reaches {size.reach}"

@@ -1,11 +1,15 @@
-"""Is a provider right? Its error against float64, beside eager's own in the same dtype."""
+"""Is a provider right? Its error against float64, beside eager's own in the same dtype.
+
+The dtype is that in which a provider computes. Under autocast it is not the weights': there the
+yardstick is eager on weights and input rounded to it, and the truth that of the unrounded ones.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .inputs import Inputs
-from .providers import activation_of, eager
+from .built import activation_of, eager
+from .inputs import Inputs, torch_dtype
 from .shapes import SHAPES
 
 if TYPE_CHECKING:
@@ -30,10 +34,18 @@ class Reference:
         longest = max(inputs.combination.count, SHAPES[inputs.combination.shape].intermediate)
         self._any_order = longest**0.5 * FP32_ROUNDING
         self._exact = self._compute(inputs)
-        built = eager(inputs)
-        with built.context():
-            result = built.call()
-        self._eager = self._errors(self._named(result, list(built.parameters)))
+        self._inputs = inputs
+        self._known: dict[str | None, dict[str, float]] = {}
+
+    def eagers_errors(self, computes: str | None = None) -> dict[str, float]:
+        """Eager's own errors, in the dtype of the inputs or in another."""
+        if computes not in self._known:
+            inputs = self._inputs
+            built = eager(inputs.rounded(torch_dtype(computes)) if computes else inputs)
+            with built.context():
+                result = built.call()
+            self._known[computes] = self._errors(self._named(result, list(built.parameters)))
+        return self._known[computes]
 
     @staticmethod
     def _compute(inputs: Inputs) -> dict[str, torch.Tensor]:
@@ -61,6 +73,8 @@ class Reference:
     @staticmethod
     def _named(result: Any, names: list[str]) -> dict[str, torch.Tensor]:
         if not isinstance(result, tuple):
+            if result.dim() == 4:  # the tokens are an image's pixels
+                result = result.permute(0, 2, 3, 1).flatten(0, 2)
             return {"output": result}
         keys = ["output", "d_x", *(f"d_{name}" for name in names)]
         return dict(zip(keys, result, strict=True))
@@ -89,15 +103,18 @@ class Reference:
             errors[name] = value if value == value else float("inf")
         return errors
 
-    def check(self, result: Any, names: list[str]) -> float:
-        """The worst error over eager's own, as a ratio; raises WrongResult beyond the rule."""
+    def check(self, result: Any, names: list[str], computes: str | None = None) -> float:
+        """The worst error over eager's own, as a ratio; raises WrongResult beyond the rule.
+
+        `computes` is the dtype of the arithmetic, where it is not the weights'.
+        """
         import torch
 
         named = self._named(result, names)
         rounding = torch.finfo(named["output"].dtype).eps / 2
-        worst = 0.0
+        worst, eagers = 0.0, self.eagers_errors(computes)
         for name, error in self._errors(named).items():
-            own = self._eager.get(name, self._eager.get("d_up_weight", self._eager["output"]))
+            own = eagers.get(name, eagers.get("d_up_weight", eagers["output"]))
             if error > FACTOR * own + rounding + self._any_order:
                 raise WrongResult(
                     f"{name} is wrong: relative error {error:.2e} against float64, eager's is "

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from . import devices, energy, exact, providers, slowdown, verify
+from .built import Built, NotApplicable
 from .clock import Clock
 from .inputs import Inputs, make_inputs
-from .providers import Built, NotApplicable
 from .readings import Watch
 from .selection import absent
 from .shapes import PROVIDERS, Combination, Provider
@@ -31,13 +31,17 @@ _CLOCKED = {"latency", "host_overhead", "throughput", "bandwidth", "roofline"}
 
 
 def _import_ahead(used: set[Provider]) -> None:
-    """Imports would be counted into the cold start of whichever combination comes first."""
+    """Imports, and Inductor's look at the CPU, would be counted into the cold start of whichever
+    combination comes first."""
     names = ["fused_mlp"]
     if any(provider.compiles for provider in used):
-        names += ["torch._dynamo", "torch._inductor.compile_fx"]
+        names += ["torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.package"]
     for name in names:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    if any(provider.compiles for provider in used):
+        with contextlib.suppress(Exception):  # without a compiler: the providers say so
+            importlib.import_module("torch._inductor.cpu_vec_isa").pick_vec_isa()
 
 
 def _empty_cache() -> None:
@@ -120,7 +124,9 @@ class Worker:
         metrics: dict[str, Any] = {"cold_start": [cold]}
         if reference is None:
             return {"metrics": metrics, "notes": {}}
-        metrics["error"] = reference.check(result.pop(), list(built[0].parameters))
+        metrics["error"] = reference.check(
+            result.pop(), list(built[0].parameters), PROVIDERS[combination.provider].computes
+        )
         notes: dict[str, Any] = {}
         with built[0].context():
             if self.exact:
@@ -143,6 +149,8 @@ class Worker:
         try:
             launches, peak = exact.launches_and_peak(built, self.kind)
             metrics["launches"] = launches.count
+            if combination.mode == "ChannelsLast":
+                metrics["copies"] = launches.copies
             notes["launches"], notes["launches_are"] = launches.names, launches.kind
         except exact.NoCount as reason:
             notes["no_launches"] = str(reason)
