@@ -125,8 +125,9 @@ def _export(module: nn.Module, inputs: Inputs, file: Path) -> None:
     with torch.no_grad():
         program = torch.export.export(module, (example,), dynamic_shapes=({0: tokens},))
     partial = file.with_suffix(f".{os.getpid()}.pt2")
+    settings = dict(_PACKAGE_SETTINGS)  # the compiler adds to it
     torch._inductor.aoti_compile_and_package(
-        program, package_path=str(partial), inductor_configs=_PACKAGE_SETTINGS
+        program, package_path=str(partial), inductor_configs=settings
     )
     partial.replace(file)
 
