@@ -100,7 +100,9 @@ def why_not_plain(name: str, module: nn.Module | None) -> str | None:
     """Why a child has to be called as a module instead of by its weight, or None."""
     if module is None or not is_linear(module):
         library = type(module).__module__.partition(".")[0]
-        return f"{name} is a {library} {type(module).__name__}, not a plain linear layer"
+        why = f"{name} is a {library} {type(module).__name__}, not a plain linear layer"
+        own = isinstance(module, nn.Linear) and type(module).forward is not nn.Linear.forward
+        return f"{why}: its own forward may do more than multiply" if own else why
     if (
         module._forward_hooks
         or module._forward_pre_hooks

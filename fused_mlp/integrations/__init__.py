@@ -12,7 +12,7 @@ from torch import nn
 from .. import functional
 from ..modules import FusedMLP
 from ..roles import Roles, why_not_plain
-from . import adopt, blocks, structure
+from . import adopt, blocks, near, structure
 
 
 def from_module(mlp: nn.Module, output: nn.Module | None = None) -> FusedMLP:
@@ -144,8 +144,14 @@ def candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module, Roles | block
             yield name, module, pair
         elif structure.candidate(module):
             found = structure.recognise(module)
-            if not isinstance(found, structure.Foreign):
+            if isinstance(found, structure.Foreign):
+                found = near.near_miss(module, found)
+            elif isinstance(found, str) and not structure.plausible(module):
+                found = None
+            if found is not None:
                 yield name, module, found
+        elif (why := near.near_miss(module)) is not None:
+            yield name, module, why
 
 
 def standing(module: nn.Module) -> str | None:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from .. import activations, functional, reference
 from ..paths import Params
 from ..roles import Roles, is_linear, weight_and_bias, why_not_plain
-from .adopt import Adopted, original_class
+from .adopt import Adopted, adopt, original_class, release
 from .structure import TOLERANCE, evaluating, held_activations, identify
 
 
@@ -176,13 +178,48 @@ def recognise_pair(parent: nn.Module) -> Pair | str | None:
         )
         if up_weight.shape[0] != down_weight.shape[1] or up_weight.shape[1] != down_weight.shape[0]:
             continue
-        names = held_activations(first)
-        if len(names) != 1:
+        held = held_activations(first)
+        pairs = [Pair(up, down, n, first, second) for n in held or activations.ACTIVATIONS]
+        whys = [_hooks(first) or _hooks(second) or _try_pair(pair) for pair in pairs]
+        if None not in whys:
+            if len(held) == 1:
+                return whys[0]
             continue
-        pair = Pair(up, down, names[0], first, second)
-        why = _hooks(first) or _hooks(second) or _try_pair(pair)
-        return pair if why is None else why
+        pair = pairs[whys.index(None)]
+        chained = _chained(parent, pair)
+        if chained is False:
+            return "what holds both halves does more with them than chain them"
+        # With no activation in sight, only seeing them chained tells them from any two layers.
+        if chained or held:
+            return pair
     return None
+
+
+def _chained(parent: nn.Module, pair: Pair) -> bool | None:
+    """Whether what holds both halves gives the same with them fused; None if it takes more than a
+    tensor, or has hooks that must not see a trial.
+    """
+    if any(m._forward_hooks or m._forward_pre_hooks for m in parent.modules()):
+        return None
+    x = _tokens(pair.first._modules[pair.up])
+    devices = [x.device] if x.device.type == "cuda" else []
+    with torch.no_grad(), evaluating(parent), torch.random.fork_rng(devices=devices):
+        try:
+            expected = parent.forward(x)
+        except Exception:  # a foreign forward may raise anything
+            return None
+        adopt(pair.first, pair, AdoptedFirst)
+        adopt(pair.second, pair, AdoptedSecond)
+        try:
+            got = parent.forward(x)
+        except Exception:
+            return False
+        finally:
+            release(pair.first)
+            release(pair.second)
+            pair.tail = None
+    flat = zip_longest(tree_leaves(expected), tree_leaves(got))
+    return all(_same(a, b) if isinstance(b, Tensor) else type(a) is type(b) for b, a in flat)
 
 
 def _try_pair(pair: Pair) -> str | None:
@@ -236,7 +273,11 @@ def _tokens(linear: nn.Module) -> Tensor | str:
     return torch.randn(1, 3, weight.shape[1], generator=generator).to(weight.device, weight.dtype)
 
 
-def _same(got: Tensor, expected: Tensor) -> bool:
+def _same(got: object, expected: Tensor) -> bool:
+    if not isinstance(got, Tensor) or got.dtype != expected.dtype:
+        return False
+    if expected.dtype not in TOLERANCE:
+        return torch.equal(got, expected)
     scale = expected.abs().max().clamp_min(1e-30)
     return got.shape == expected.shape and bool(
         (got - expected).abs().max() <= TOLERANCE[expected.dtype] * scale

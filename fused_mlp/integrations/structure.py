@@ -9,6 +9,7 @@ reason.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import warnings
 from collections.abc import Callable, Iterator
@@ -38,7 +39,33 @@ def candidate(module: nn.Module) -> bool:
         c for c in children if isinstance(c, nn.Linear) or is_linear(c) or hasattr(c, "base_layer")
     ]
     rest = [c for c in children if c not in linear]
-    return len(linear) in (2, 3) and not any(True for c in rest for _ in c.parameters())
+    if len(linear) not in (2, 3) or any(True for c in rest for _ in c.parameters()):
+        return False
+    shapes = _shapes(linear)
+    return None in shapes.values() or next(_assignments(shapes), None) is not None
+
+
+def plausible(module: nn.Module) -> bool:
+    """Whether a `candidate` that is not taken is worth a word: an attention's projections can have an
+    MLP's sizes as well, but hold no activation and end in another size than they began with.
+    """
+    shapes = _shapes([c for c in module._modules.values() if c is not None and _shape(c)])
+    return len(shapes) < 2 or bool(
+        held_activations(module)
+        or any(shapes[up][1] == shapes[down][0] for _, up, down in _assignments(shapes))
+    )
+
+
+def _shapes(linear: list[nn.Module]) -> dict[str, torch.Size | None]:
+    return {str(i): _shape(c) for i, c in enumerate(linear)}
+
+
+def _shape(module: nn.Module) -> torch.Size | None:
+    """``(out, in)`` of a linear child, or None where it has no weight of its own."""
+    weight = module._parameters.get("weight")
+    if weight is None or weight.dim() != 2:
+        return None
+    return weight_and_bias(module)[0].shape if is_linear(module) else weight.shape
 
 
 def recognise(module: nn.Module) -> Roles | str:
@@ -105,12 +132,9 @@ def identify(function: object) -> str | None:
     return None
 
 
-def _assignments(
-    children: dict[str, nn.Module], linear: list[str]
-) -> Iterator[tuple[str | None, str, str]]:
+def _assignments(shape: dict[str, torch.Size]) -> Iterator[tuple[str | None, str, str]]:
     """(gate, up, down) by name, wherever the sizes fit."""
-    shape = {n: weight_and_bias(children[n])[0].shape for n in linear}
-    for names in itertools.permutations(linear):
+    for names in itertools.permutations(shape):
         *first, down = names
         width = shape[down][1]
         if len(first) == 1:
@@ -131,11 +155,8 @@ def _probe(
     dropouts: tuple[str, ...],
 ) -> Roles | str:
     """Run the module and every candidate on the same three tokens; the one that agrees is it."""
-    roles = [
-        Roles(up, down, gate, act)
-        for gate, up, down in _assignments(children, linear)
-        for act in names
-    ]
+    shapes = {n: weight_and_bias(children[n])[0].shape for n in linear}
+    roles = [Roles(up, down, gate, act) for gate, up, down in _assignments(shapes) for act in names]
     if not roles:
         return Foreign("the sizes of its linear layers do not make an MLP")
     why = ""
@@ -176,7 +197,8 @@ def _agreeing(module: nn.Module, children: dict[str, nn.Module], roles: list[Rol
             expected = module(x)
     except Exception as error:  # a foreign forward may raise anything
         return Foreign(
-            f"it does not take one (batch, tokens, hidden_size) tensor: {type(error).__name__}"
+            f"its forward{_arguments(module)} does not take one tensor "
+            f"(batch, tokens, hidden_size): {type(error).__name__}"
         )
     if not isinstance(expected, Tensor):
         return Foreign(f"it returns a {type(expected).__name__}")
@@ -187,6 +209,14 @@ def _agreeing(module: nn.Module, children: dict[str, nn.Module], roles: list[Rol
     if not errors[best] <= TOLERANCE[x.dtype]:
         return "it computes something else than down(act(gate(x)) * up(x))"
     return roles[best]
+
+
+def _arguments(module: nn.Module) -> str:
+    try:
+        names = inspect.signature(module.forward).parameters
+    except (TypeError, ValueError):  # a forward written in C, or wrapped
+        return ""
+    return f"({', '.join(names)})"
 
 
 def _distance(expected: Tensor, x: Tensor, p: Params, activation: str) -> float:

@@ -150,6 +150,57 @@ def test_from_module_takes_a_transformer_layer_and_both_halves_of_a_pair():
     torch.testing.assert_close(fused(x), block.output.dense(block.intermediate(x)))
 
 
+class Halves(nn.Module):
+    """As BERT's layer, but for what is made of the halves."""
+
+    def __init__(self, use):
+        super().__init__()
+        self.intermediate = nn.Sequential(nn.Linear(8, 12), nn.GELU())
+        self.output = Second()
+        self.use = use
+
+    def forward(self, x):
+        return self.use(self.intermediate, self.output, x)
+
+
+class Second(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Linear(12, 8)
+
+    def forward(self, hidden, residual):
+        return self.dense(hidden) + residual
+
+
+def _chained(first, second, x):
+    return second(first(x), x)
+
+
+def _peeked_at(first, second, x):
+    return second(hidden := first(x), x), hidden.mean()
+
+
+def _scaled_between(first, second, x):
+    return second(2 * first(x), x)
+
+
+def _two_inputs(first, second, x):
+    return second(first(x + 1), x)
+
+
+@pytest.mark.parametrize(
+    ("use", "fused"),
+    [(_chained, True), (_two_inputs, True), (_peeked_at, False), (_scaled_between, False)],
+)
+def test_halves_are_fused_where_they_are_only_chained(use, fused):
+    model = nn.ModuleList([Halves(use)])
+    x = torch.randn(2, 3, 8)
+    want = model[0](x)
+    assert fuse(model) == (["0.intermediate"] if fused else [])
+    torch.testing.assert_close(model[0](x), want)
+    assert fused or "does more with them than chain them" in explain(model)
+
+
 def test_gate_and_up_are_told_apart_by_what_they_compute():
     class Odd(nn.Module):
         """Names say nothing; the second child is the gate, the activation is hidden in forward."""
@@ -197,8 +248,15 @@ def _hooked():
         (lambda: nn.Sequential(nn.Linear(4, 8), nn.Softplus(), nn.Linear(8, 4)), "something else"),
         (_meta, "meta device"),
         (_hooked, "0 has hooks"),
-        (lambda: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)), None),
-        (lambda: Twice(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4)), None),
+        (
+            lambda: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)),
+            "0 and 2 have an MLP's sizes, but its forward does more than an MLP, with the parameters of 1;",
+        ),
+        (
+            lambda: Twice(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4)),
+            "0 and 2 have an MLP's sizes, but it returns a tuple",
+        ),
+        (lambda: nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 6), nn.BatchNorm1d(6)), None),
     ],
 )
 def test_what_is_not_surely_an_mlp_is_kept_with_the_reason(make, reason):
