@@ -184,8 +184,7 @@ def _with(case: Case, activation: str) -> Case:
 
 def _compare(cases: list[Case], device: torch.device, seconds: float, as_json: bool) -> int:
     rows = []
-    overhead = Case(64, 128, 8)
-    for case in [overhead, *cases]:
+    for case in [comparing.OVERHEAD, *cases]:
         print(f"{case} ...", file=sys.stderr)
         rows.append(comparing.compare(case, device, seconds))
     if as_json:
