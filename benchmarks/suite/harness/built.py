@@ -74,6 +74,11 @@ def _eager_class() -> type:
     from torch import nn
 
     class EagerMLP(nn.Module):
+        act: Any
+        gate_proj: Any
+        up_proj: Any
+        down_proj: Any
+
         def forward(self, x):
             if self.gate_proj is None:
                 return self.down_proj(self.act(self.up_proj(x)))
