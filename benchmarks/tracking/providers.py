@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,6 +26,10 @@ from .judging.verdict import USAGE
 from .results import Run, load
 
 _BASE = "eager"
+_MODES = ("Inference", "Training", "ChannelsLast")
+# A provider measured in fewer of a machine's lines than this has no column of its own.
+_SPARSE = 0.2
+_WIDTH = 160
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class Line:
 
 def lines(run: Run) -> Iterator[Line]:
     """Every combination with a latency, in the suite's order."""
-    for mode in ("Inference", "Training"):
+    for mode in _MODES:
         row = run.rows.get(f"latency.{mode}.track_latency")
         if row is None:
             continue
@@ -85,6 +89,39 @@ def table(found: list[Line], compared: list[str]) -> list[list[str]]:
     return [header, *rows, ["geometric mean", "", "", "", "", *map(words, means)]]
 
 
+def columns(found: list[Line]) -> tuple[list[str], list[str]]:
+    """The providers that have a column, and those measured in too few lines for one."""
+    counts = Counter(name for line in found for name in line.latency if name != _BASE)
+    wide = {name for name, count in counts.items() if count >= _SPARSE * len(found)}
+    return sorted(wide), sorted(set(counts) - wide)
+
+
+def samples(found: list[Line], sparse: list[str]) -> list[list[str]]:
+    """Header and one row a measurement, for the providers without a column."""
+    rows = [
+        [
+            *(line.mode.lower(), line.shape, line.tokens, line.dtype, name),
+            amount(line.latency[name], "seconds"),
+            words(line.against_eager(name)),
+        ]
+        for line in found
+        for name in sparse
+        if name in line.latency
+    ]
+    return [["mode", "shape", "tokens", "dtype", "provider", "latency", "against eager"], *rows]
+
+
+def blocks(rows: list[list[str]], width: int) -> list[list[list[str]]]:
+    """The table in as many as fit the width, each with the columns that say what a row is."""
+    sizes = [max(len(row[at]) for row in rows) + 3 for at in range(len(rows[0]))]
+    parts: list[list[int]] = [[]]
+    for at in range(5, len(sizes)):
+        if parts[-1] and sum(sizes[:5]) + sum(sizes[i] for i in (*parts[-1], at)) > width:
+            parts.append([])
+        parts[-1].append(at)
+    return [[[row[at] for at in (*range(5), *part)] for row in rows] for part in parts]
+
+
 def _mean(ratios: list[float]) -> float:
     sound = [math.log(ratio) for ratio in ratios if math.isfinite(ratio)]
     return math.exp(float(np.mean(sound))) if sound else math.nan
@@ -107,7 +144,6 @@ def run(args: argparse.Namespace) -> int:
         print(f"providers: {error}")
         return USAGE
     found = [line for one in chosen for line in lines(one) if args.dtype in (None, line.dtype)]
-    compared = sorted({name for line in found for name in line.latency} - {_BASE})
     if not found:
         print("providers: nothing was measured there; run asv first")
         return 4
@@ -116,8 +152,15 @@ def run(args: argparse.Namespace) -> int:
         return 0
     for one in chosen:
         mine = [line for line in found if line.machine == one.machine]
-        if mine:
-            _show(one, table(mine, compared), args.markdown)
+        if not mine:
+            continue
+        wide, sparse = columns(mine)
+        # What only the sparse ones were measured at says nothing in the table.
+        full = [line for line in mine if not line.latency.keys().isdisjoint(wide)]
+        title = f"{one.machine}, commit {one.commit[:8]}, torch {one.params.get('torch', '?')}"
+        _show(title, table(full or mine, wide), 4, args.markdown)
+        if sparse:
+            _show("measured at a few combinations", samples(mine, sparse), 5, args.markdown)
     return 0
 
 
@@ -138,20 +181,22 @@ def _runs(args: argparse.Namespace) -> list[Run]:
     return list(newest.values())
 
 
-def _show(run: Run, rows: list[list[str]], markdown: bool) -> None:
-    title = f"{run.machine}, commit {run.commit[:8]}, torch {run.params.get('torch', '?')}"
+def _show(title: str, rows: list[list[str]], names: int, markdown: bool) -> None:
+    """One table; its first columns are names, the others numbers."""
     if markdown:
         print(f"{title}:\n")
         header, *rest = rows
-        for row in [header, ["---"] * 4 + ["--:"] * (len(header) - 4), *rest]:
+        for row in [header, ["---"] * names + ["--:"] * (len(header) - names), *rest]:
             print("| " + " | ".join(row) + " |")
+        print()
         return
-    shown = Table(title=title, show_edge=False)
-    for at, name in enumerate(rows[0]):
-        shown.add_column(name, justify="left" if at < 4 else "right", no_wrap=True)
-    for row in rows[1:]:
-        shown.add_row(*row)
     out = Console()
-    # A file or a pipe has no width of its own; a narrow terminal cuts what it cannot show.
-    out.width = out.width if out.is_terminal else 160
-    out.print(shown)
+    # A file or a pipe has no width of its own.
+    out.width = out.width if out.is_terminal else _WIDTH
+    for block in blocks(rows, out.width) if names == 4 else [rows]:
+        shown = Table(title=title, show_edge=False)
+        for at, name in enumerate(block[0]):
+            shown.add_column(name, justify="left" if at < names else "right", no_wrap=True)
+        for row in block[1:]:
+            shown.add_row(*row)
+        out.print(shown)

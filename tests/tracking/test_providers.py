@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from benchmarks.tracking.providers import Line, lines, table, words
+from benchmarks.tracking.providers import Line, blocks, columns, lines, samples, table, words
 from benchmarks.tracking.results import parse
 
 
@@ -41,3 +41,40 @@ def test_lines_take_the_median_of_process_medians() -> None:
     )
     (found,) = lines(run)
     assert found.latency == {"eager": 2.0}
+
+
+def test_a_provider_measured_once_is_a_line_and_not_a_column() -> None:
+    found = [line(eager=1.0, fused=0.5) for _ in range(9)]
+    found.append(line(eager=1.0, fused=0.5, autocast=2.0))
+    assert columns(found) == (["fused"], ["autocast"])
+    header, only = samples(found, ["autocast"])
+    assert header[-1] == "against eager"
+    assert only == ["inference", "gpt2", "16", "fp32", "autocast", "2 s", "2.00× slower"]
+
+
+def test_a_table_too_wide_is_parted_and_loses_no_column() -> None:
+    names = [f"provider_{n}" for n in range(12)]
+    rows = table([line(eager=1.0, **dict.fromkeys(names, 0.5))], names)
+    parts = blocks(rows, 120)
+    assert len(parts) > 1
+    assert [name for part in parts for name in part[0][5:]] == names
+    for part in parts:
+        assert part[0][:5] == rows[0][:5]
+        widths = [max(len(row[at]) for row in part) + 3 for at in range(len(part[0]))]
+        assert sum(widths) <= 120
+    assert blocks(rows, 10_000) == [rows]
+
+
+def test_images_are_shown_beside_tokens() -> None:
+    columns = ["result", "params", "version"]
+    axes = [["'convnext_t'"], ["'prompt'"], ["'fp32'"], ["'eager'", "'conv1x1'"]]
+    run = parse(
+        {
+            "commit_hash": "a" * 40,
+            "params": {"machine": "box"},
+            "result_columns": columns,
+            "results": {"latency.ChannelsLast.track_latency": [[2.0, 1.0], axes, "1; x"]},
+        }
+    )
+    (found,) = lines(run)
+    assert (found.mode, found.latency) == ("ChannelsLast", {"eager": 2.0, "conv1x1": 1.0})
