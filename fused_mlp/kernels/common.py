@@ -75,7 +75,7 @@ def _specialize(
     """Triton's own rules: None and 1 are constants, a multiple of 16 is known to be one."""
     signature: dict[str, str] = {}
     constexprs: dict[str, Any] = {}
-    attrs = {}
+    attrs: dict[tuple[int, ...], list[list[Any]]] = {}
     stated = kernel.fn.__annotations__  # N and K are upper case as well, and arguments
     for index, name in enumerate(kernel.arg_names):
         value = args[name]

@@ -153,22 +153,22 @@ def gemm_act(
     precision = input_precision(x.dtype, arch)
     problem = problem_of(gated)
     x, up_weight = tame(x), tame(up_weight)
-    gate_weight = tame(gate_weight) if gated else None
-    operands = (x, up_weight, gate_weight) if gated else (x, up_weight)
+    gate_weight = None if gate_weight is None else tame(gate_weight)
+    operands = (x, up_weight) if gate_weight is None else (x, up_weight, gate_weight)
     tile = tile or default_tile(
         arch, x.dtype, problem, tokens, intermediate, precision, aligned(*operands)
     )
     hidden = x.new_empty(tokens, intermediate)
     saved = x.new_empty(tokens, (1 + gated) * intermediate) if save else None
-    up = saved[:, gated * intermediate :] if save else None
-    gate = saved[:, :intermediate] if save and gated else None
+    up = None if saved is None else saved[:, gated * intermediate :]
+    gate = saved[:, :intermediate] if saved is not None and gated else None
     if hidden.numel():
         launch(
             glu_gemm_kernel, (triton.cdiv(tokens, tile.m) * triton.cdiv(intermediate, tile.n),),
             x, up_weight, gate_weight, dense(up_bias), dense(gate_bias), hidden, up, gate,
             tokens, intermediate, hidden_size, *x.stride(), *up_weight.stride(),
-            *(gate_weight.stride() if gated else (0, 0)),
-            hidden.stride(0), saved.stride(0) if save else 0,
+            *((0, 0) if gate_weight is None else gate_weight.stride()),
+            hidden.stride(0), 0 if saved is None else saved.stride(0),
             ACTIVATION=get_activation(activation).name, PRECISION=precision,
             EVEN_N=intermediate % tile.n == 0, EVEN_K=hidden_size % tile.k == 0,
             BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, GROUP=tile.group,
