@@ -108,6 +108,10 @@ class Tile:
         buffers = self.stages if from_shared else max(1, self.stages - 1)
         operands = buffers * self.k * (self.m + _weights(problem) * self.n) * _itemsize(math)
         strip = 4 * self.m * self.n // self.strips(arch, _itemsize(math))
+        if math == "fp32":  # from multiply-add's layout it goes through a buffer twice as wide
+            strip *= 2
+        if family == "mfma" and math == "tf32":
+            strip = 4 * self.m * self.n  # fp32 sums of CDNA change layout as a whole
         return max(operands, strip) + 64 * (family == "tcgen05")  # its barriers
 
     def accumulators(self, arch: str, problem: Problem) -> int:
@@ -151,6 +155,9 @@ class Tile:
         sums, limit = self.accumulators(arch, problem), _sums_limit(gpu, math, problem, self.k)
         if sums > limit:
             return f"needs {sums} registers a thread for sums; above {limit} it spills on {arch}"
+        dual_tf32 = gpu.family == "mma" and math == "tf32" and problem == "glu"
+        if dual_tf32 and self.warps == 8 and self.k > 16 and sums >= 32:
+            return f"spills on {arch}, where the assembler keeps registers for a second block"
         if gpu.family in ("wgmma", "tcgen05") and math != "fp32" and self.m < 64:
             return f"{arch}'s tensor cores take at least 64 rows, not {self.m}"
         return None
@@ -173,7 +180,9 @@ def _sums_limit(gpu: Architecture, math: Math, problem: Problem, k: int) -> int:
         return 32  # operands sit in registers as well
     if gpu.family == "mma":
         return 128 if k <= 32 and problem == "plain" and math == "half" else 64
-    return 128
+    # Beside its sums, backward holds what it loads: in tf32, and everywhere on CDNA, too much.
+    backward = problem.endswith("backward")
+    return 64 if backward and (math == "tf32" or gpu.family == "mfma") else 128
 
 
 # (family, math) → problem → (tile for many tokens, tile for few or where the first leaves
@@ -306,7 +315,7 @@ def candidates(arch: str, math: Math, problem: Problem, limit: int = 16) -> Iter
     if math == "fp32":
         ks, stages = (16, 32), (2, 3)
     elif math == "tf32":
-        ks, stages = (32,), (2, 3, 4)
+        ks, stages = (32, 16) if gpu.family == "mma" else (32,), (2, 3, 4)
     else:
         ks, stages = (64, 32, 128), (2, 3, 4, 5)
     if gpu.family == "mfma":

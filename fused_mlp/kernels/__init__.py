@@ -8,6 +8,7 @@ with no GPU.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,14 +28,15 @@ def specimens(full: bool = False, arch: str = "sm90") -> dict[str, Specimen]:
     architecture's default.
 
     Args:
-        full: also every activation, dtype, token count, kept pre-activations and unaligned sizes,
-            rather than the core set (bf16 of everything, silu and gelu_tanh, and one fp32 kernel of
-            each family).
+        full: also every activation, dtype, token count, kept pre-activations, unaligned sizes and
+            tile that the tuner tries, rather than the core set (bf16 of everything, silu and
+            gelu_tanh, and one fp32 kernel of each family).
         arch: ``sm80``, ``sm90``, ``sm100``, ``gfx942``, ...
     """
     import torch
 
     from ..activations import ACTIVATIONS
+    from ..tiles import math_of
     from .common import record
 
     found: dict[str, Specimen] = {}
@@ -69,6 +71,9 @@ def specimens(full: bool = False, arch: str = "sm90") -> dict[str, Specimen]:
         if full or kind == "bf16":
             for name, run in (_decode_calls(dtype) | _quantized_calls(dtype, full)).items():
                 add(f"{name}/{kind}", run, precision)
+        if full and kind != "fp16":  # it takes the tiles of bf16
+            for name, run in _tuned_calls(dtype, math_of(dtype, precision, arch), arch).items():
+                add(f"{name}/{kind}", run, precision)
     return found
 
 
@@ -87,8 +92,10 @@ def _calls(dtype: Any, activation: str, full: bool) -> dict[str, Callable[[], An
         x, wide, weight, down = empty(tokens, H), empty(tokens, 2 * I), empty(I, H), empty(H, I)
         gate, up, bias = wide[:, :I], wide[:, I:], empty(I)
 
-        def backward(up: torch.Tensor | None, **options: bool) -> Any:
-            return gemm_dact(x, down, gate, up, activation, recompute_hidden=True, **options)
+        def backward(up: torch.Tensor | None, bias_grads: bool = False) -> Any:
+            return gemm_dact(
+                x, down, gate, up, activation, recompute_hidden=True, bias_grads=bias_grads
+            )
 
         return {
             f"glu{suffix}": lambda: gemm_act(x, weight, weight, None, None, activation),
@@ -117,6 +124,40 @@ def _calls(dtype: Any, activation: str, full: bool) -> dict[str, Callable[[], An
         found |= calls(64, _HIDDEN, _INTERMEDIATE, "_few_tokens")
         found |= calls(_TOKENS, 770, 3090, "_unaligned")
     return found
+
+
+def _tuned_calls(dtype: Any, math: Any, arch: str) -> dict[str, Callable[[], Any]]:
+    """Each problem's heaviest kernel with each tile that the tuner would time on ``arch``."""
+    import torch
+
+    from ..tiles import PROBLEMS, candidates
+    from .dact_gemm import gemm_dact
+    from .glu_gemm import gemm_act
+
+    def empty(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    x, weight, bias = empty(_TOKENS, _HIDDEN), empty(_INTERMEDIATE, _HIDDEN), empty(_INTERMEDIATE)
+    down, wide = empty(_HIDDEN, _INTERMEDIATE), empty(_TOKENS, 2 * _INTERMEDIATE)
+    gate, up = wide.chunk(2, 1)
+
+    def call(problem: Any, tile: Any) -> Any:
+        gated = problem.startswith("glu")
+        if problem.endswith("backward"):
+            return gemm_dact(
+                x, down, gate, up if gated else None, "gelu_tanh", tile=tile,
+                recompute_hidden=True, bias_grads=True,
+            )  # fmt: skip
+        other = (weight, bias) if gated else (None, None)
+        return gemm_act(x, weight, other[0], bias, other[1], "gelu_tanh", tile=tile, save=True)
+
+    return {
+        f"{problem}_{t.m}x{t.n}x{t.k}_{t.warps}_warps_{t.stages}_stages/gelu_tanh": partial(
+            call, problem, t
+        )
+        for problem in PROBLEMS
+        for t in candidates(arch, math, problem)
+    }
 
 
 def _decode_calls(dtype: Any) -> dict[str, Callable[[], Any]]:

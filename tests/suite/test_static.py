@@ -2,11 +2,13 @@
 interpreter.
 """
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import fused_mlp
 from benchmarks.suite.harness import machine_code, static
@@ -38,6 +40,24 @@ def check(name: str, arch: str, metrics: StaticMetrics | Failure) -> None:
     assert metrics.fp_fusion
 
 
+TUNED = re.compile(
+    r"(?P<problem>\w+?)_(?P<m>\d+)x(?P<n>\d+)x(?P<k>\d+)_(?P<warps>\d+)_warps_(?P<stages>\d+)_stages"
+    r"/\w+/(?P<kind>\w+)"
+)
+
+
+def check_rule(name: str, arch: str, metrics: StaticMetrics) -> None:
+    """A tile of the tuner takes no more shared memory than `tiles` predicts before compiling."""
+    found = TUNED.fullmatch(name)
+    if found is None:
+        return
+    sizes = {key: int(found[key]) for key in ("m", "n", "k", "warps", "stages")}
+    half = {"bf16": (torch.bfloat16, "ieee"), "tf32": (torch.float32, "tf32")}
+    math = tiles.math_of(*half.get(found["kind"], (torch.float32, "ieee")), arch)
+    predicted = tiles.Tile(**sizes).shared_memory(arch, math, found["problem"])
+    assert metrics.shared_memory <= predicted, f"{name} on {arch}: {metrics} > {predicted}"
+
+
 @pytest.fixture(scope="module")
 def core() -> dict[tuple[str, str], StaticMetrics | Failure]:
     jobs = [(name, arch) for arch in static.ARCHITECTURES for name in CORE]
@@ -59,8 +79,6 @@ def test_tensor_cores_are_used_and_fp32_is_not_rounded_to_tf32(core) -> None:
 
 
 def test_shared_memory_is_what_the_rule_predicts(core) -> None:
-    import torch
-
     for arch in static.ARCHITECTURES:
         for name, problem in zip(CORE[:3], ("glu", "plain", "glu_backward"), strict=True):
             tile = tiles.default_tile(arch, torch.bfloat16, problem, 8192, 14336)
@@ -75,6 +93,7 @@ def test_the_full_set(arch: str) -> None:
     for name, _, metrics in static.compile_all(jobs, workers=2, full=True):
         try:
             check(name, arch, metrics)
+            check_rule(name, arch, metrics)
         except AssertionError as error:  # all of them are worth knowing: it takes minutes
             wrong.append(str(error).splitlines()[0])
     assert not wrong, "\n".join(wrong)
@@ -84,7 +103,13 @@ def test_names_are_the_same_everywhere_and_need_no_gpu() -> None:
     names = list(specimens(arch="sm80"))
     assert names == list(specimens(arch="gfx942"))
     assert set(CORE) <= set(names)
-    assert set(names) < set(specimens(full=True))
+    full = specimens(full=True)
+    assert set(names) < set(full)
+    assert {found["kind"] for found in map(TUNED.fullmatch, full) if found} == {
+        "bf16",
+        "fp32",
+        "tf32",
+    }
     for name, specimen in specimens().items():
         assert specimen.name == name
         assert set(specimen.signature) == set(specimen.kernel.arg_names)
