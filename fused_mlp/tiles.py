@@ -152,12 +152,17 @@ class Tile:
         needed = self.shared_memory(arch, math, problem)
         if needed > gpu.shared_memory:
             return f"needs {needed} bytes of shared memory, {arch} has {gpu.shared_memory} a block"
-        sums, limit = self.accumulators(arch, problem), _sums_limit(gpu, math, problem, self.k)
+        sums = self.accumulators(arch, problem)
+        limit = _sums_limit(gpu, math, problem, self.k, self.warps)
         if sums > limit:
             return f"needs {sums} registers a thread for sums; above {limit} it spills on {arch}"
-        dual_tf32 = gpu.family == "mma" and math == "tf32" and problem == "glu"
-        if dual_tf32 and self.warps == 8 and self.k > 16 and sums >= 32:
-            return f"spills on {arch}, where the assembler keeps registers for a second block"
+        # The assembler would rather spill a little than give up one more block on a processor.
+        crowded = {
+            ("mma", "tf32", "glu"): sums >= 32,
+            ("tcgen05", "fp32", "plain_backward"): sums <= 16 and self.stages == 2,
+        }
+        if crowded.get((gpu.family, math, problem)) and self.warps == 8 and self.k > 16:
+            return f"spills on {arch}, where the assembler keeps registers for one more block"
         if gpu.family in ("wgmma", "tcgen05") and math != "fp32" and self.m < 64:
             return f"{arch}'s tensor cores take at least 64 rows, not {self.m}"
         return None
@@ -174,15 +179,18 @@ def _itemsize(math: Math) -> int:
     return 2 if math == "half" else 4
 
 
-def _sums_limit(gpu: Architecture, math: Math, problem: Problem, k: int) -> int:
+def _sums_limit(gpu: Architecture, math: Math, problem: Problem, k: int, warps: int) -> int:
     """Registers for sums that leave room for the rest, found by compiling (see the tests)."""
     if math == "fp32":
         return 32  # operands sit in registers as well
     if gpu.family == "mma":
         return 128 if k <= 32 and problem == "plain" and math == "half" else 64
     # Beside its sums, backward holds what it loads: in tf32, and everywhere on CDNA, too much.
-    backward = problem.endswith("backward")
-    return 64 if backward and (math == "tf32" or gpu.family == "mfma") else 128
+    if problem.endswith("backward") and (math == "tf32" or gpu.family == "mfma"):
+        return 64
+    # 8 warps of 64 lanes have 256 registers each on CDNA, where 4 have 512.
+    deep = gpu.family == "mfma" and problem == "glu" and warps == 8 and k > 32
+    return 64 if deep else 128
 
 
 # (family, math) → problem → (tile for many tokens, tile for few or where the first leaves
