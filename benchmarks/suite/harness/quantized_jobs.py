@@ -3,52 +3,66 @@
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 from collections.abc import Sequence
 from typing import Any
 
 from . import processes
 from .notes import note
+from .quantized import SUITE_SEEDS
 
 PATIENCE_SECONDS = 300.0
 
 
-def measure(jobs: Sequence[str], modes: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """``mode -> {metric: value}`` from one process a job.
+def measure(
+    jobs: Sequence[str], modes: Sequence[str], benchmark: str = "quantization"
+) -> dict[str, dict[str, Any]]:
+    """``mode -> {metric: value}`` from one process a job; notes are of ``benchmark``.
 
-    What a process printed before it died counts; a mode that it did not come to is a failure, with
-    its text. A package that is missing (torchao, scikit-learn) is no failure: there is nothing, and
-    a note says why.
+    What a process printed before it died counts; a mode that it did not come to, or with fewer than
+    all seeds of an accuracy, is a failure, with its text. A package that is missing (torchao,
+    scikit-learn) is no failure: there is nothing, and a note says why.
     """
     found: dict[str, dict[str, Any]] = {}
     for job in jobs:
         lines, trouble = _run(job)
         for line in lines:
             _keep(found.setdefault(line["mode"], {}), line)
+        done = _accuracies(lines)
+        for mode, accuracy in done.items():
+            found[mode]["accuracy"] = accuracy
         if trouble is None:
             continue
         if "ModuleNotFoundError" in trouble or "needs torchao" in trouble:
-            note("absent", benchmark="quantization", params=[job], reason=trouble)
+            for mode in modes:
+                note("absent", benchmark=benchmark, params=[mode], reason=trouble)
             return {}
-        note("failure", benchmark="quantization", params=[job], text=trouble)
-        seen = {line["mode"] for line in lines}
+        seen = {line["mode"] for line in lines if line["what"] != "accuracy"} | set(done)
         for mode in modes:
             if mode not in seen:
-                found.setdefault(mode, {})["failure"] = f"{job}: {trouble}"
+                text = f"{job}: {trouble}"
+                found.setdefault(mode, {})["failure"] = text
+                note("failure", benchmark=benchmark, params=[mode], text=text)
     return found
 
 
 def _keep(entry: dict[str, Any], line: dict[str, Any]) -> None:
-    if line["what"] == "accuracy":
-        _samples(entry, "accuracy").append(line["accuracy"])
-    elif line["what"] == "speed":
-        _samples(entry, "latency").extend(line["samples"])
-    else:
+    if line["what"] == "speed":
+        latency = entry.setdefault("latency", {"samples": [], "number": 1})
+        latency["samples"].extend(line["samples"])
+    elif line["what"] == "exact":
         entry |= {key: line[key] for key in ("weight_bytes", "peak_memory", "launches")}
 
 
-def _samples(entry: dict[str, Any], metric: str) -> list[float]:
-    return entry.setdefault(metric, {"samples": [], "number": 1})["samples"]
+def _accuracies(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Each mode's mean over all seeds, which all ask the same number of answers; a mean over fewer
+    seeds would be another number."""
+    seeds: dict[str, list[float]] = {}
+    for line in lines:
+        if line["what"] == "accuracy":
+            seeds.setdefault(line["mode"], []).append(line["accuracy"])
+    return {mode: statistics.fmean(a) for mode, a in seeds.items() if len(a) == SUITE_SEEDS}
 
 
 def _run(job: str) -> tuple[list[dict[str, Any]], str | None]:

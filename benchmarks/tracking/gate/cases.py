@@ -105,6 +105,7 @@ def cases(pair: Pair, known_units: Mapping[str, str] | None = None) -> list[Case
                     unit=kind.unit,
                     kind=kind.kind,
                     better=kind.better,
+                    tolerance=kind.tolerance,
                     base=base,
                     head=head,
                     history=past.values(combo),

@@ -17,6 +17,7 @@ class Kind(NamedTuple):
     unit: str
     kind: str  # sampled, exact or derived
     better: str  # lower or higher
+    tolerance: float = 0.0  # of an exact metric, in its unit
 
 
 def kind_of(benchmark: str, unit: str = "", samples: bool = False) -> Kind:
@@ -33,7 +34,7 @@ def kind_of(benchmark: str, unit: str = "", samples: bool = False) -> Kind:
         prefix, metric = "track", method
     known = _TABLE.get(metric)
     if known is not None:
-        return Kind(metric, known.unit, known.kind, known.better)
+        return Kind(metric, known.unit, known.kind, known.better, known.tolerance)
     unit = unit or {
         "time": "seconds",
         "timeraw": "seconds",

@@ -211,7 +211,7 @@ def _verdict(
 ) -> Verdict:
     sign = -1.0 if kind.better == "higher" else 1.0
     if kind.kind == "exact":
-        found = _exact_moves(values, sign)
+        found = _exact_moves(values, sign, kind.tolerance)
         sigma = 0.0
     else:
         logs = sign * np.log(values)
@@ -265,10 +265,14 @@ def _levels(values: np.ndarray, found: Sequence[Move], last: Move) -> tuple[floa
     return float(np.median(values[start : last.before + 1])), float(np.median(values[last.after :]))
 
 
-def _exact_moves(values: np.ndarray, sign: float) -> list[Move]:
+def _exact_moves(values: np.ndarray, sign: float, tolerance: float = 0.0) -> list[Move]:
+    """Each change beyond the tolerance from where the last one led, so that small ones add up."""
     found = []
-    for i in np.flatnonzero(np.diff(values)):
-        a, b = float(values[i]), float(values[i + 1])
+    a = float(values[0])
+    for i, b in enumerate(map(float, values[1:])):
+        if abs(b - a) <= tolerance:
+            continue
         size = math.log(b) - math.log(a) if a > 0 and b > 0 else math.copysign(math.inf, b - a)
-        found.append(Move(int(i), int(i + 1), sign * size))
+        found.append(Move(i, i + 1, sign * size))
+        a = b
     return found

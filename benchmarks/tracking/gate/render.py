@@ -27,6 +27,8 @@ def amount(value: float, unit: str) -> str:
     """
     if not math.isfinite(value):
         return "–"
+    if unit == "fraction":
+        return f"{100 * value:.2f} %"
     for size, name in _STEPS.get(unit, []):
         if abs(value) >= size:
             return f"{_digits(value / size)} {name}"
@@ -54,7 +56,7 @@ def change(verdict: Verdict) -> str:
     number = f"{size:.1f} %" if size < 100 else f"{1 + size / 100:.3g}×"
     worse, better = ("slower", "faster") if verdict.unit == "seconds" else ("worse", "better")
     if verdict.kind == "exact":
-        worse, better = ("more", "less")
+        return f"{number} {'more' if verdict.new > verdict.old else 'less'}"
     return f"{number} {worse if verdict.slower > 0 else better}"
 
 

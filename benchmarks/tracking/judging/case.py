@@ -37,6 +37,7 @@ class Case:
     history: np.ndarray = field(default_factory=lambda: _NONE)  # up to and with base, oldest first
     base_reruns: np.ndarray = field(default_factory=lambda: _NONE)
     head_reruns: np.ndarray = field(default_factory=lambda: _NONE)
+    tolerance: float = 0.0  # exact metrics: a change, in the metric's unit, that says nothing
     least_effect: float | None = None  # a pattern's own, log scale
     may_gate: bool = True  # a pattern may say that it only informs
 

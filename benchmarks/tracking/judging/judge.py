@@ -94,9 +94,13 @@ def _exact(case: Case) -> Verdict | None:
     else:
         slower = math.copysign(math.inf, new - old)
     slower = -slower if case.better == "higher" else slower
-    facts = {"slower": slower, "noise": 0.0, "detectable": 0.0}
+    least = math.log1p(case.tolerance / old) if case.tolerance and old > 0 else 0.0
+    facts = {"slower": slower, "noise": 0.0, "detectable": least}
     if slower == 0:
         return _verdict(case, Outcome.PASS, "unchanged", **facts)
+    if abs(new - old) <= case.tolerance:
+        reason = f"within {case.tolerance:g} {case.unit}, as another order of rounding gives"
+        return _verdict(case, Outcome.PASS, reason, **facts)
     outcome = Outcome.REGRESSED if slower > 0 else Outcome.IMPROVED
     return _verdict(case, outcome, f"{case.metric} is exact: a change is a fact", **facts)
 
