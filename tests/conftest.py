@@ -18,7 +18,8 @@ TESTS = Path(__file__).parent
 def pytest_configure(config: pytest.Config) -> None:
     # Kernels run on CPU tensors through Triton's interpreter, and on a GPU without it. The flag is
     # read when triton is imported, so one run can do only one of the two.
-    os.environ.setdefault("TRITON_INTERPRET", "0" if config.option.markexpr == "gpu" else "1")
+    compiled = config.option.markexpr == "gpu" or config.getoption("benchmark_only", False)
+    os.environ.setdefault("TRITON_INTERPRET", "0" if compiled else "1")
 
 
 def _broken_interpreter() -> bool:

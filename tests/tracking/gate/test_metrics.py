@@ -154,19 +154,19 @@ def test_an_answer_lost_at_one_seed_of_all_is_not_hidden(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "axes", "benchmark"),
+    ("name", "axes", "noted"),
     [
-        ("latency.Inference.track_latency", SWITCHES, "latency.Inference"),
+        ("launches.Inference.track_launches", SWITCHES, "latency.Inference"),
         ("quantization.Llama.track_launches", [["'a'", "'b'", "'int4_weight'"]],
          "quantization.Llama"),
     ],
 )  # fmt: skip
-def test_what_fails_now_says_why(tmp_path: Path, name: str, axes: list, benchmark: str) -> None:
+def test_what_fails_now_says_why(tmp_path: Path, name: str, axes: list, noted: str) -> None:
     for at, commit in enumerate(repository(tmp_path, 2)):
         row = {name: [[1.0, 1.0, None if at else 1.0], axes, "1"]}
         path = write(tmp_path / "results", result(commit, row, date=at))
     params = [axis[-1].strip("'") for axis in axes]
-    note = {"kind": "failure", "benchmark": benchmark, "params": params, "text": "no compiler"}
+    note = {"kind": "failure", "benchmark": noted, "params": params, "text": "no compiler"}
     path.with_suffix(".jsonl").write_text(json.dumps(note))
     parser = argparse.ArgumentParser()
     gate.add_arguments(parser)
