@@ -11,6 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import fused_mlp
 from fused_mlp.profiling import counted, saved_bytes
+from fused_mlp.profiling.measure import _without_chatter
 
 
 def operators(call: Callable[[], Any]) -> int:
@@ -22,7 +23,7 @@ def operators(call: Callable[[], Any]) -> int:
     with torch.no_grad(), fused_mlp.use_path("onednn"):
         for _ in range(3):  # weights are packed at the second sight of them
             call()
-        with profile(activities=[ProfilerActivity.CPU]) as prof:
+        with _without_chatter(), profile(activities=[ProfilerActivity.CPU]) as prof:
             call()
     return len(counted(prof.events()))
 

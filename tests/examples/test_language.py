@@ -12,14 +12,19 @@ transformers = pytest.importorskip("transformers")
 from .measuring import gradients, kept, operators  # noqa: E402
 
 
+def llama_of(hidden: int, intermediate: int, layers: int):
+    config = transformers.LlamaConfig(
+        vocab_size=128, hidden_size=hidden, intermediate_size=intermediate,
+        num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=256,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config).eval()
+
+
 @pytest.fixture
 def llama():
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=128, hidden_size=128, intermediate_size=512, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
-    )  # fmt: skip
-    return transformers.LlamaForCausalLM(config).eval()
+    return llama_of(128, 512, layers=2)
 
 
 @pytest.fixture

@@ -24,12 +24,12 @@ class DLRM(nn.Module):
     """Dense features through a bottom tower, embeddings, all pairs' products, a top tower, one
     score."""
 
-    def __init__(self, tables: int = 6, rows: int = 50, width: int = 32) -> None:
+    def __init__(self, tables: int = 6, rows: int = 50, width: int = 32, inner: int = 256) -> None:
         super().__init__()
-        self.bottom = tower(16, 256, width)
+        self.bottom = tower(16, inner, width)
         self.tables = nn.ModuleList(nn.Embedding(rows, width) for _ in range(tables))
         pairs = (tables + 1) * tables // 2
-        self.top = tower(width + pairs, 256, 128)
+        self.top = tower(width + pairs, inner, 128)
         self.score = nn.Linear(128, 1)
         self.register_buffer("pairs", torch.triu_indices(tables + 1, tables + 1, 1))
 
