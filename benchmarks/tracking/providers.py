@@ -18,15 +18,20 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from . import commits
+from .cells import FAILED
 from .gate.cases import results_folder
-from .gate.render import amount
+from .gate.explain import records
+from .gate.render import amount, printable
 from .judging.verdict import USAGE
-from .results import Run, load
+from .results import Run, load, read_notes
 
 _BASE = "eager"
-_MODES = ("Inference", "Training", "ChannelsLast")
+# A table for token rows and one for images: other providers serve these.
+_TABLES = ({"Inference": "inference", "Training": "training"}, {"ChannelsLast": "channels-last"})
+_MODES = {mode: label for group in _TABLES for mode, label in group.items()}
 # A provider measured in fewer of a machine's lines than this has no column of its own.
 _SPARSE = 0.2
 _WIDTH = 160
@@ -62,6 +67,18 @@ def lines(run: Run) -> Iterator[Line]:
             yield Line(run.machine, mode, shape, tokens, dtype, latency)
 
 
+def failed(run: Run, dtype: str | None = None) -> list[list[str]]:
+    """Mode, parameters and what it said of each combination whose latency failed."""
+    said = records(read_notes(run)).failures
+    return [
+        [label, *params, said.get((mode, params), "nothing was recorded")]
+        for mode, label in _MODES.items()
+        if (row := run.rows.get(f"latency.{mode}.track_latency")) is not None
+        for params, state in zip(row.params, row.state, strict=True)
+        if state == FAILED and dtype in (None, params[2])
+    ]
+
+
 def words(ratio: float) -> str:
     """
     >>> words(1.312), words(0.9), words(1.004), words(float("nan"))
@@ -79,14 +96,16 @@ def table(found: list[Line], compared: list[str]) -> list[list[str]]:
     header = ["mode", "shape", "tokens", "dtype", _BASE, *compared]
     rows = [
         [
-            *(line.mode.lower(), line.shape, line.tokens, line.dtype),
+            *(_MODES[line.mode], line.shape, line.tokens, line.dtype),
             amount(line.latency.get(_BASE, math.nan), "seconds"),
             *(words(line.against_eager(name)) for name in compared),
         ]
         for line in found
     ]
+    if len(rows) < 2:
+        return [header, *rows]
     means = [_mean([line.against_eager(name) for line in found]) for name in compared]
-    return [header, *rows, ["geometric mean", "", "", "", "", *map(words, means)]]
+    return [header, *rows, ["geometric mean", "", "", "", "", *means]]
 
 
 def columns(found: list[Line]) -> tuple[list[str], list[str]]:
@@ -100,7 +119,7 @@ def samples(found: list[Line], sparse: list[str]) -> list[list[str]]:
     """Header and one row a measurement, for the providers without a column."""
     rows = [
         [
-            *(line.mode.lower(), line.shape, line.tokens, line.dtype, name),
+            *(_MODES[line.mode], line.shape, line.tokens, line.dtype, name),
             amount(line.latency[name], "seconds"),
             words(line.against_eager(name)),
         ]
@@ -122,9 +141,11 @@ def blocks(rows: list[list[str]], width: int) -> list[list[list[str]]]:
     return [[[row[at] for at in (*range(5), *part)] for row in rows] for part in parts]
 
 
-def _mean(ratios: list[float]) -> float:
+def _mean(ratios: list[float]) -> str:
+    """In words; over how many of the rows, where not over all of them."""
     sound = [math.log(ratio) for ratio in ratios if math.isfinite(ratio)]
-    return math.exp(float(np.mean(sound))) if sound else math.nan
+    mean = words(math.exp(float(np.mean(sound)))) if sound else "–"
+    return mean if len(sound) in (0, len(ratios)) else f"{mean} ({len(sound)} of {len(ratios)})"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -151,16 +172,25 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps([asdict(line) for line in found], indent=1))
         return 0
     for one in chosen:
-        mine = [line for line in found if line.machine == one.machine]
-        if not mine:
-            continue
-        wide, sparse = columns(mine)
-        # What only the sparse ones were measured at says nothing in the table.
-        full = [line for line in mine if not line.latency.keys().isdisjoint(wide)]
         title = f"{one.machine}, commit {one.commit[:8]}, torch {one.params.get('torch', '?')}"
-        _show(title, table(full or mine, wide), 4, args.markdown)
-        if sparse:
-            _show("measured at a few combinations", samples(mine, sparse), 5, args.markdown)
+        for modes in _TABLES:
+            mine = [x for x in found if x.machine == one.machine and x.mode in modes]
+            if not mine:
+                continue
+            wide, sparse = columns(mine)
+            # What only the sparse ones were measured at says nothing in the table.
+            full = [line for line in mine if not line.latency.keys().isdisjoint(wide)]
+            _show(title, table(full or mine, wide), 4, args.markdown)
+            if sparse:
+                _show("measured at a few combinations", samples(mine, sparse), 5, args.markdown)
+        bad = failed(one, args.dtype)
+        if bad:
+            _show(
+                "failed",
+                [["mode", "shape", "tokens", "dtype", "provider", "it said"], *bad],
+                6,
+                args.markdown,
+            )
     return 0
 
 
@@ -182,12 +212,13 @@ def _runs(args: argparse.Namespace) -> list[Run]:
 
 
 def _show(title: str, rows: list[list[str]], names: int, markdown: bool) -> None:
-    """One table; its first columns are names, the others numbers."""
+    """One table; its first columns are names, the others numbers. Names come from result files."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     if markdown:
         print(f"{title}:\n")
         header, *rest = rows
         for row in [header, ["---"] * names + ["--:"] * (len(header) - names), *rest]:
-            print("| " + " | ".join(row) + " |")
+            print("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
         print()
         return
     out = Console()
@@ -198,5 +229,5 @@ def _show(title: str, rows: list[list[str]], names: int, markdown: bool) -> None
         for at, name in enumerate(block[0]):
             shown.add_column(name, justify="left" if at < names else "right", no_wrap=True)
         for row in block[1:]:
-            shown.add_row(*row)
+            shown.add_row(*(Text(cell) for cell in row))
         out.print(shown)

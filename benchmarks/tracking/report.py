@@ -43,9 +43,16 @@ def finish(html_dir: Path) -> None:
     (html_dir / "index.html").write_text(page)
 
 
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    """Says nothing of the dozens of requests a page makes."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
 def serve(html_dir: Path, port: int) -> int:
     """Serve on loopback only: `asv preview` would listen on every interface."""
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(html_dir))
+    handler = functools.partial(_Quiet, directory=str(html_dir))
     try:
         server = http.server.ThreadingHTTPServer(("127.0.0.1", port), handler)
     except OSError as error:

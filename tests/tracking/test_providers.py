@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
+import pytest
+
+from benchmarks.__main__ import main
 from benchmarks.tracking.providers import Line, blocks, columns, lines, samples, table, words
 from benchmarks.tracking.results import parse
+
+from .gate.made import repository, result, write
 
 
 def line(**latency: float) -> Line:
@@ -78,3 +85,44 @@ def test_images_are_shown_beside_tokens() -> None:
     )
     (found,) = lines(run)
     assert (found.mode, found.latency) == ("ChannelsLast", {"eager": 2.0, "conv1x1": 1.0})
+    (_, row) = table([found], ["conv1x1"])
+    assert row[0] == "channels-last"
+
+
+def test_a_mean_over_fewer_rows_than_there_are_says_so() -> None:
+    found = [line(eager=2.0, fused=1.0, compile=4.0), line(eager=1.0, fused=0.5)]
+    assert table(found, ["compile", "fused"])[-1][5:] == ["2.00× slower (1 of 2)", "2.00× faster"]
+
+
+def measured(folder: Path) -> Path:
+    """One commit with tokens and an image; one switch that failed there, and one that is absent."""
+    (commit,) = repository(folder, 1)
+    names = [["'eager'", "'fused'", "'fused_aoti'", "'liger'"]]
+    token, image = [["'tiny'"], ["'16'"], ["'fp32'"]], [["'convnext_t'"], ["'prompt'"], ["'fp32'"]]
+    rows = {
+        "latency.Inference.track_latency": [[2.0, 1.0, None, math.nan], token + names, "1"],
+        "latency.ChannelsLast.track_latency": [[2.0, 1.0, math.nan, math.nan], image + names, "1"],
+    }
+    path = write(folder / "results", result(commit, rows))
+    params = ["tiny", "16", "fp32", "fused_aoti"]
+    text = "RuntimeError: no [bold]symbol[/bold] | mlp"
+    note = {"kind": "failure", "benchmark": "latency.Inference", "params": params, "text": text}
+    path.with_suffix(".jsonl").write_text(json.dumps(note))
+    return folder / "results"
+
+
+@pytest.mark.parametrize("markdown", [False, True])
+def test_images_have_a_table_and_what_failed_its_reason(
+    tmp_path: Path, monkeypatch, capsys, markdown: bool
+) -> None:
+    results = measured(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    form = ["--markdown"] if markdown else []
+    assert main(["providers", "--results", str(results), *form]) == 0
+    said = capsys.readouterr().out
+    bar = "\\|" if markdown else "|"
+    assert f"RuntimeError: no [bold]symbol[/bold] {bar} mlp" in said, "as text, not as markup"
+    failed = said[said.index("failed") :]
+    assert "fused_aoti" in failed
+    assert "liger" not in said, "not applicable: neither measured nor failed"
+    assert said.index("tiny") < said.index("convnext_t") < said.index("failed")

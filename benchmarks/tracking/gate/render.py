@@ -19,6 +19,14 @@ _STEPS: dict[str, list[tuple[float, str]]] = {
 }
 
 
+_SINGULAR = {
+    "launches": "launch",
+    "copies": "copy",
+    "registers": "register",
+    "instructions": "instruction",
+}
+
+
 def amount(value: float, unit: str) -> str:
     """A number people can read, with its unit.
 
@@ -32,6 +40,8 @@ def amount(value: float, unit: str) -> str:
     for size, name in _STEPS.get(unit, []):
         if abs(value) >= size:
             return f"{_digits(value / size)} {name}"
+    if value == 1:
+        unit = _SINGULAR.get(unit, unit)
     return f"{_digits(value)} {unit}".strip()
 
 

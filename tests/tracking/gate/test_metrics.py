@@ -61,7 +61,7 @@ def test_a_first_copy_is_a_regression_and_a_fact(tmp_path: Path) -> None:
     assert why(verdict) == "copies is exact: a change is a fact"
     assert (amount(verdict.old, verdict.unit), amount(verdict.new, verdict.unit)) == (
         "0 copies",
-        "1 copies",
+        "1 copy",
     )
     assert change(verdict) == "1 more"
 
