@@ -26,8 +26,13 @@ _IDLE = (
     "_local_scalar_dense", "_reshape_alias", "_to_copy", "_unsafe_view",
 )  # fmt: skip
 IDLE = frozenset(f"aten::{name}" for name in _IDLE)
-# What these do inside, such as addmm's copy of the bias into its output, is their own affair.
-WHOLE = ("aten::mm", "aten::addmm", "aten::_int_mm", "mkldnn::", "onednn::", "quantized::")
+# What these do inside, such as addmm's copy of the bias into its output or the zeros a sum starts
+# from, is their own affair.
+WHOLE = (
+    "aten::mm", "aten::addmm", "aten::_int_mm", "aten::sum", "mkldnn::", "onednn::", "quantized::",
+)  # fmt: skip
+# Their first argument, which they fill, is not read.
+_ONLY_WRITES = ("aten::copy_", "aten::fill_", "aten::zero_")
 _BOOKKEEPING = ("##", "autograd::", "torch::autograd")
 COPIES = ("aten::copy_", "aten::clone", "aten::cat", "aten::stack")
 
@@ -52,17 +57,22 @@ class Traffic(TorchDispatchMode):
         name = func.name().partition(".")[0]
         # As an operator of its own, which is all that is seen here, it is a copy.
         if name not in IDLE or name == "aten::_to_copy":
-            spans = {}
-            for t in tree_leaves((args, kwargs, out)):
-                if isinstance(t, Tensor):
-                    spans[_identity(t)] = _span(t)
-            moved = sum(spans.values())
+            read = {key: value for key, value in (kwargs or {}).items() if key != "out"}
+            first = 1 if name in _ONLY_WRITES else 0
+            # What is written in place is both read and written.
+            moved = _spans((args[first:], read)) + _spans(out)
             self.bytes_by_operator[name] = self.bytes_by_operator.get(name, 0) + moved
         return out
 
     @property
     def total(self) -> int:
         return sum(self.bytes_by_operator.values())
+
+
+def _spans(tree: Any) -> int:
+    """Bytes of the tensors in it, each once."""
+    found = {_identity(t): _span(t) for t in tree_leaves(tree) if isinstance(t, Tensor)}
+    return sum(found.values())
 
 
 def _identity(t: Tensor) -> tuple:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .. import activations, machine, ops, paths, plan
+from .. import activations, machine, ops, paths, plan, reference
 from .rung import Case, Rung, Setting
 
 # Kernels (operators on a CPU) and GEMMs of a gated forward, by path.
@@ -25,6 +25,29 @@ EXPECTED = {
     "decode": (2, 2, "as epilogue, for few tokens"),
     "onednn": (3, 3, "3 GEMMs; activation and product are post-operations of two of them"),
 }
+# From here on one GEMM of both weights side by side gives dx, and placing them there is a kernel.
+BOTH_AT_ONCE = 1024
+
+
+def trained(path: str, tokens: int, by_autograd: bool) -> tuple[int | None, int | None, str]:
+    """Kernels (operators on a CPU) and GEMMs of a gated forward and backward, by path, and why."""
+    if by_autograd:
+        why = "; backward, PyTorch's own: 6 GEMMs, 2 products, 1 derivative, 1 sum of the two dx"
+        return 15, 9, EXPECTED["eager"][2] + why
+    dx = "dx by one GEMM of both weights" if tokens >= BOTH_AT_ONCE else "dx by 2 GEMMs"
+    less = tokens >= BOTH_AT_ONCE
+    if path == "epilogue":
+        why = f"{EXPECTED[path][2]}; backward: a GEMM with the derivatives in its epilogue, {dx}, 3"
+        return 8, 8 - less, f"{why} GEMMs for weights"
+    if path == "packed":
+        why = f"{EXPECTED[path][2]}; backward: a GEMM, one kernel for the derivatives, {dx}, 3"
+        return 11, 9 - less, f"{why} GEMMs for weights"
+    if path in ("eager", "onednn"):
+        return 16, 9, (
+            "3 GEMMs, activation, product: what is kept must exist; backward: 6 GEMMs, activation "
+            "and product once more, as they were not kept, 2 products, 1 derivative"
+        )  # fmt: skip
+    return None, None, "no expectation for this path"
 
 
 def liger(c: Case) -> Rung:
@@ -73,14 +96,13 @@ def packed(c: Case) -> Rung:
             "packed",
             "fused_mlp, path packed",
             c.step(forward),
-            None if s.training else 4,
-            9 if s.training else 3,
-            "2 GEMMs into one buffer, one activation kernel, 1 GEMM",
+            *(trained("packed", s.tokens, False) if s.training else EXPECTED["packed"]),
             s.least_bytes(),
             2 if s.training else None,
             s.gemm_bytes + 3 * s.mid,
             c.parameters,
         )
+    backward = "; backward: 4 GEMMs, 2 products, 1 derivative, and gate's and up's put side by side"
     weight = torch.cat([c.mlp.gate_proj.weight, c.mlp.up_proj.weight]).detach()
     weight.requires_grad_(s.training)
     down = c.mlp.down_proj.weight
@@ -93,9 +115,9 @@ def packed(c: Case) -> Rung:
         "packed",
         "gate and up in one GEMM, PyTorch's operators",
         c.step(both, (weight, down)),
-        None if s.training else 4,
+        12 if s.training else 4,
         6 if s.training else 2,
-        "2 GEMMs, activation, product",
+        "2 GEMMs, activation, product" + (backward if s.training else ""),
         s.least_bytes(),
         4 if s.training else None,
         lambda: both(c.x),
@@ -119,22 +141,38 @@ def fused(c: Case) -> Rung:
         with plan.use_path(path):
             return mlp(x)
 
-    kernels, gemms, why = EXPECTED.get(path, (None, None, "no expectation for this path"))
-    traffic: Any = s.least_bytes() + 2 * s.mid
+    reason = chosen.reason
+    if path != chosen.path:
+        reason = f"where the ladder ends; the plan would take {chosen.path} here"
+    own = chosen.autograd and path == chosen.path
+    if s.training:
+        kernels, gemms, why = trained(path, s.tokens, own)
+    else:
+        kernels, gemms, why = EXPECTED.get(path, (None, None, "no expectation for this path"))
+    # A GPU's: what epilogue keeps for backward it also writes.
+    traffic: Any = s.least_bytes() + (4 if s.training else 2) * s.mid
+    if own or path == "packed":
+        traffic = s.gemm_bytes + (5 if own else 3) * s.mid
     if s.device == "cpu":
 
         def traffic() -> Any:
+            if own:
+                return reference.mlp(
+                    c.x, p.up_weight, p.down_weight, gate_weight=p.gate_weight, activation=act.name
+                )
+            if s.training:
+                return paths.forward(chosen, c.x, p, act, 1)
             return paths.inference(plan.decide(_query(s)), c.x, p, act)
 
     return Rung(
         "fused",
-        f"fused_mlp, path {path}",
+        f"fused_mlp, path {path} ({reason})",
         c.step(forward if path != chosen.path else mlp),
-        None if s.training else kernels,
-        9 if s.training else gemms,
+        kernels,
+        gemms,
         why,
         s.least_bytes(),
-        (4 if chosen.autograd and path == chosen.path else 2) if s.training else None,
+        (4 if own else 2) if s.training else None,
         traffic,
         c.parameters,
     )
@@ -170,7 +208,10 @@ def quantized(c: Case) -> Rung:
     q = quantize(copy.deepcopy(c.mlp), "int8_dynamic")
     on_cpu = s.device == "cpu" and not machine.interpreted()
     why = "3 int8 GEMMs" + (
-        " and, in blocks that stay in cache, what lies between them" if on_cpu else ""
+        " and, in blocks, what lies between them: each pass over a block is counted as moved, "
+        "though a cache holds it"
+        if on_cpu
+        else ""
     )
     return Rung(
         "quantized",

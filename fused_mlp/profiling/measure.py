@@ -272,7 +272,7 @@ def _count(r: Measured, setting: Setting) -> None:
         r.moved = seen.total
     else:
         r.moved = traffic
-    if setting.training and r.rung.saved is not None:
+    if setting.training:
         with saved_bytes(r.rung.parameters) as total:
             r.rung.call()
         r.saved = total[0]

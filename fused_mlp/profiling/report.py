@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 
 import torch
 
 from ..plan import comparison
-from .measure import Measured
+from .measure import Kernel, Measured
 from .rung import Setting
 
 
@@ -22,81 +23,112 @@ def _mb(size: int | None) -> str:
     return "–" if size is None else f"{size / 1e6:.1f}"
 
 
+@dataclass(frozen=True)
+class _Column:
+    """Two lines of heading over a rung's cells; ``absent``: why a whole column may be empty."""
+
+    top: str
+    bottom: str
+    cell: Callable[[Measured], str]
+    left: bool = False
+    absent: str = ""
+
+
+def _columns(s: Setting, base: Measured | None) -> list[_Column]:
+    no_device = (
+        f"device time, launches ({'a CPU has neither' if s.device == 'cpu' else 'no CUPTI'})"
+    )
+    energy = "no energy counter is read on a CPU" if s.device == "cpu" else "NVML gives none"
+    return [
+        _Column("", "rung", lambda r: r.rung.name, left=True),
+        _Column(s.unit, "seen", lambda r: str(r.count)),
+        _Column("", "expected", lambda r: _expected(r.rung.expected)),
+        _Column("GEMMs", "seen", lambda r: str(r.gemms)),
+        _Column("", "expected", lambda r: _expected(r.rung.gemms)),
+        _Column("", "", lambda r: "✗" if r.mismatches(s) else "✓", left=True),
+        _Column("time", "ms", lambda r: _ms(r.latency)),
+        _Column("against", "eager", lambda r: "–" if _single(r) else _versus(r, base)),
+        _Column("host", "ms", lambda r: _ms(None if s.device == "cpu" else r.host)),
+        _Column("device", "ms", lambda r: _ms(r.device), absent=no_device),
+        _Column("", "launches", lambda r: "–" if r.launches is None else str(r.launches)),
+        _Column("moved", "MB", lambda r: _mb(r.moved) + ("*" if _computed(r) else "")),
+        _Column("least", "MB", lambda r: _mb(r.rung.least_bytes)),
+        _Column("peak", "MB", lambda r: _mb(r.peak)),
+        _Column(
+            "saved", "MB", lambda r: _mb(r.saved), absent="saved bytes (inference keeps nothing)"
+        ),
+        _Column(
+            "energy", "J", lambda r: "–" if r.energy is None else f"{r.energy:.3f}",
+            absent=f"energy ({energy})",
+        ),
+    ]  # fmt: skip
+
+
+_IN_PLACE = (
+    "On a CPU nothing is launched: operators that compute are counted in the place of kernels."
+)
+# Every rung has these, or says that it did not run.
+_ALWAYS = 6
+
+
 def table(results: Sequence[Measured], setting: Setting) -> str:
     """One line a rung: expectation beside what was seen; a mismatch is marked with ✗ and
     explained below."""
     s = setting
-    unit = s.unit
-    header = [
-        "rung",
-        f"{unit}",
-        "expected",
-        "",
-        "GEMMs",
-        "time ms",
-        "against eager",
-        "host ms",
-        "device ms",
-        "launches",
-        "moved MB",
-        "least MB",
-        "peak MB",
-        "saved MB",
-        "energy J",
-    ]
     base = next((r for r in results if r.rung.name in ("eager", "matmul + add")), None)
-    rows, notes = [], []
-    for r in results:
-        rung = r.rung
-        if rung.missing:
-            rows.append([rung.name, "–", _expected(rung.expected), "", "–", "–", rung.missing])
-            continue
-        wrong = r.mismatches(s)
-        if wrong:
-            reason = f"Expected because {rung.why}; seen: {_names(r)}"
-            notes.append(f"✗ {rung.name}: {'; '.join(wrong)}. {reason}")
-        computed = "" if callable(rung.traffic) or rung.traffic is None else "*"
-        single = rung.name in ("linear", "compiled linear")
-        rows.append(
-            [
-                rung.name,
-                str(r.count),
-                _expected(rung.expected),
-                "✗" if wrong else "✓",
-                str(r.gemms),
-                _ms(r.latency),
-                "–" if single else _versus(r, base),
-                _ms(r.host),
-                _ms(r.device),
-                "–" if r.launches is None else str(r.launches),
-                _mb(r.moved) + computed,
-                _mb(rung.least_bytes),
-                _mb(r.peak),
-                _mb(r.saved),
-                "–" if r.energy is None else f"{r.energy:.3f}",
-            ]
-        )
+    ran = [r for r in results if not r.rung.missing]
+    shown, absent = [], []
+    for at, column in enumerate(_columns(s, base)):
+        if at < _ALWAYS or any(column.cell(r) != "–" for r in ran):
+            shown.append(column)
+        elif column.absent and ran:
+            absent.append(column.absent)
+    mode = "forward and backward" if s.training else "inference"
     lines = [
         f"{s.tokens} tokens, {s.hidden}/{s.intermediate}, {s.activation}, {str(s.dtype)[6:]}, "
-        f"{_where(s)}, {'forward and backward' if s.training else 'inference'}; "
-        "times are medians, 'same' is within their noise",
+        f"{_where(s)}, {mode}",
         "",
-        *_aligned([header, *rows]),
+        *_aligned(results, shown),
         "",
-        "What each rung is, and why so many were expected before it ran:",
-        *(line for r in results for line in _legend(r)),
-    ]
-    if s.device == "cpu":
-        lines += [
+        *([_IN_PLACE] if s.device == "cpu" else []),
+        *_wrapped("time: median of calls without a profiler; 'same' is within their noise.", ""),
+        *_wrapped(
+            "moved: bytes that the operators read and write"
+            + (", of forward alone" if s.training else "")
+            + ", as if no cache helped; least: if each tensor moved once; peak: the most allocated "
+            "at once beyond weights and input"
+            + ("; saved: kept for backward, parameters apart." if s.training else "."),
             "",
-            "On a CPU nothing is launched: operators that compute are counted in the place of "
-            "kernels.",
-        ]
-    if s.training:
-        lines += ["Bytes moved are those of forward alone."]
-    if any(not callable(r.rung.traffic) and r.moved for r in results):
+        ),
+    ]
+    if any(_computed(r) for r in ran):
         lines += ["* computed: a dispatch mode cannot look inside this rung."]
+    if absent:
+        lines += _wrapped(f"Not measured: {', '.join(absent)}.", "")
+    lines += ["", "What each rung is, and why so many were expected before it ran:"]
+    lines += [line for r in results for line in _legend(r)]
+    notes = [_note(r, s) for r in ran if r.mismatches(s)]
     return "\n".join([*lines, *([""] if notes else []), *notes])
+
+
+def _single(r: Measured) -> bool:
+    """One layer, not an MLP: not to be compared with one."""
+    return r.rung.name in ("linear", "compiled linear")
+
+
+def _computed(r: Measured) -> bool:
+    return r.moved is not None and not callable(r.rung.traffic)
+
+
+def _note(r: Measured, s: Setting) -> str:
+    wrong = "; ".join(r.mismatches(s))
+    return "\n".join(
+        _wrapped(f"✗ {r.rung.name}: {wrong}. Expected: {r.rung.why}. Seen: {_names(r)}", "  ")
+    )
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(text, 100, subsequent_indent=indent)
 
 
 def _where(s: Setting) -> str:
@@ -127,60 +159,55 @@ def _names(r: Measured) -> str:
     return ", ".join(f"{k.count}× {k.name}" for k in r.kernels)
 
 
-def _aligned(rows: list[list[str]]) -> list[str]:
-    columns = max(map(len, rows))
-    short = [row for row in rows if len(row) == columns]
-    empty = {i for i in range(7, columns) if all(row[i] == "–" for row in short[1:])}
-    rows = [
-        [c for i, c in enumerate(row) if i not in empty] if len(row) == columns else row
-        for row in rows
-    ]
-    columns -= len(empty)
-    short = [row for row in rows if len(row) == columns]
-    widths = [max(len(row[i]) for row in short) for i in range(columns)]
-    widths[0] = max(len(row[0]) for row in rows)
-    lines = []
-    for row in rows:
-        cells = [
-            c.ljust(w) if i in (0, 3) else c.rjust(w)
-            for i, (c, w) in enumerate(zip(row[:6], widths, strict=False))
-        ]
-        if len(row) < columns:
-            lines.append("  ".join(cells) + "  " + " ".join(row[6:]))
+def _aligned(results: Sequence[Measured], columns: Sequence[_Column]) -> list[str]:
+    rows = [[c.top for c in columns], [c.bottom for c in columns]]
+    rows += [[c.cell(r) for c in columns] for r in results if not r.rung.missing]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
+    widths[0] = max(widths[0], *(len(r.rung.name) for r in results))
+
+    def line(cells: Sequence[str]) -> str:
+        both = zip(cells, widths, columns, strict=False)
+        return "  ".join(x.ljust(w) if c.left else x.rjust(w) for x, w, c in both).rstrip()
+
+    lines = [line(row) for row in rows[:2]]
+    for r in results:
+        reason = r.rung.missing
+        if reason is None:
+            lines.append(line([c.cell(r) for c in columns]))
             continue
-        cells += [c.rjust(w) for c, w in zip(row[6:], widths[6:], strict=True)]
-        lines.append("  ".join(cells).rstrip())
+        expected = _expected(r.rung.expected), "–", _expected(r.rung.gemms)
+        failed = reason.startswith("failed: ")
+        text = reason if failed else f"not run: {reason}"
+        lines.append(f"{line([r.rung.name, '–', *expected])}     {text}")
     return lines
 
 
 def diff(a: Measured, b: Measured, setting: Setting) -> str:
     """What changed from one rung to another: kernels gone, kernels new, and the totals."""
     left, right = ({k.name: k for k in r.kernels} for r in (a, b))
-    rows = [["", a.rung.name, b.rung.name, ""]]
+    rows = [[f"{setting.unit}, and their time in one profiled call", a.rung.name, b.rung.name, ""]]
     for name in dict.fromkeys([*left, *right]):
         x, y = left.get(name), right.get(name)
         word = (
             "gone" if y is None else "new" if x is None else "" if x.count == y.count else "changed"
         )
-        rows.append(
-            [
-                name[:60],
-                *(f"{k.count}× {k.microseconds:.0f} µs" if k else "–" for k in (x, y)),
-                word,
-            ]
-        )
+        cells = (f"{k.count}× {k.microseconds:.0f} µs" if k else "–" for k in (x, y))
+        rows.append([name[:60], *cells, word])
     rows.append([f"all {setting.unit}", str(a.count), str(b.count), ""])
-    if a.latency and b.latency:
-        rows.append(
-            [
-                "time of one call, ms",
-                _ms(a.latency),
-                _ms(b.latency),
-                _versus(b, a),
-            ]
-        )
-    for text, key in (("moved, MB", "moved"), ("peak, MB", "peak"), ("saved, MB", "saved")):
-        rows.append([text, _mb(getattr(a, key)), _mb(getattr(b, key)), ""])
+    totals: list[tuple[str, str, Callable[[Any], str]]] = [
+        ("time of one call, ms", "latency", _ms),
+        ("device time, ms", "device", _ms),
+        ("launches", "launches", str),
+        ("moved, MB", "moved", _mb),
+        ("peak, MB", "peak", _mb),
+        ("saved for backward, MB", "saved", _mb),
+        ("energy, J", "energy", lambda joules: f"{joules:.3f}"),
+    ]
+    for text, key, words in totals:
+        x, y = getattr(a, key), getattr(b, key)
+        if x is not None or y is not None:
+            cells = ("–" if v is None else words(v) for v in (x, y))
+            rows.append([text, *cells, _versus(b, a) if key == "latency" else ""])
     widths = [max(len(row[i]) for row in rows) for i in range(4)]
     return "\n".join(
         f"{r[0]:<{widths[0]}}  {r[1]:>{widths[1]}}  {r[2]:>{widths[2]}}  {r[3]}".rstrip()
@@ -188,46 +215,74 @@ def diff(a: Measured, b: Measured, setting: Setting) -> str:
     )
 
 
-_COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#eeca3b", "#9d755d")
+# GEMMs in blues, all else in other colours; what is beyond them is grey.
+_BLUES = ("#1f4e79", "#2e75b6", "#6fa8dc", "#a9cce3")
+_OTHERS = (
+    "#f58518", "#54a24b", "#e45756", "#b279a2", "#eeca3b", "#9d755d", "#ff9da6", "#72b7b2",
+    "#7f3c8d", "#a5aa99",
+)  # fmt: skip
+_GREY = "#bab0ac"
 
 
 def picture(results: Sequence[Measured], setting: Setting) -> str:
     """An SVG: a bar a rung, as long as its kernels' time, each kernel a piece; no library
     needed."""
-    shown = [r for r in results if r.rung.missing is None]
-    longest = max((sum(k.microseconds for k in r.kernels) for r in shown), default=1) or 1
-    width, left, step = 1000, 170, 44
-    height = 60 + step * len(shown)
-    colours: dict[str, str] = {}
+    longest = max((sum(k.microseconds for k in r.kernels) for r in results), default=0) or 1
+    width, left, words, step = 1000, 170, 190, 40
+    colours = _colours([k for r in results for k in r.kernels])
     body = []
-    for i, r in enumerate(shown):
-        y, at = 40 + i * step, float(left)
-        body.append(
-            f'<text x="{left - 8}" y="{y + 19}" text-anchor="end">{escape(r.rung.name)}</text>'
-        )
+    for i, r in enumerate(results):
+        y, at = 64 + i * step, float(left)
+        name = escape(r.rung.name)
+        body.append(f'<text x="{left - 8}" y="{y + 18}" text-anchor="end">{name}</text>')
+        if r.rung.missing:
+            text = escape(f"not run: {r.rung.missing}"[:110])
+            body.append(f'<text x="{left}" y="{y + 18}" fill="#666">{text}</text>')
+            continue
         for k in r.kernels:
-            w = (width - left - 120) * k.microseconds / longest
-            colour = colours.setdefault(k.name, _COLOURS[len(colours) % len(_COLOURS)])
+            w = (width - left - words) * k.microseconds / longest
             label = escape(f"{k.count}× {k.name}: {k.microseconds / 1e3:.3f} ms")
             body.append(
-                f'<rect x="{at:.1f}" y="{y}" width="{w:.1f}" height="28" fill="{colour}" '
-                f'stroke="white">'
-                f"<title>{label}</title></rect>"
+                f'<rect x="{at:.1f}" y="{y}" width="{w:.1f}" height="26" '
+                f'fill="{colours[k.name]}" stroke="white"><title>{label}</title></rect>'
             )
             at += w
         total = sum(k.microseconds for k in r.kernels) / 1e3
+        unit = setting.unit[:-1] if r.count == 1 else setting.unit
+        text = f"{total:.2f} ms, {r.count} {unit}"
+        body.append(f'<text x="{at + 6:.1f}" y="{y + 18}">{text}</text>')
+    top = 64 + step * len(results) + 18
+    for i, (name, colour) in enumerate(colours.items()):
+        x, y = 12 + i % 2 * width // 2, top + i // 2 * 20
         body.append(
-            f'<text x="{at + 6:.1f}" y="{y + 19}">{total:.2f} ms, {r.count} {setting.unit}</text>'
+            f'<path d="M{x} {y - 10}h12v12h-12z" fill="{colour}"/>'
+            f'<text x="{x + 18}" y="{y}">{escape(name[:64])}</text>'
         )
+    height = top + (len(colours) + 1) // 2 * 20
     s = setting
-    title = f"{s.tokens} tokens, {s.hidden}/{s.intermediate}, {str(s.dtype)[6:]}, {s.device}"
+    mode = "forward and backward" if s.training else "inference"
+    title = (
+        f"{s.tokens} tokens, {s.hidden}/{s.intermediate}, {s.activation}, {str(s.dtype)[6:]}, "
+        f"{_where(s)}, {mode}"
+    )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
         f'font-family="sans-serif" font-size="13"><title>{escape(title)}</title>'
         f'<rect width="{width}" height="{height}" fill="white"/>'
-        f'<text x="12" y="24">{escape(title)}: '
-        f"time of each of the {setting.unit}</text>{''.join(body)}</svg>\n"
+        f'<text x="12" y="24" font-size="15">{escape(title)}</text>'
+        f'<text x="12" y="44" fill="#666">time of each of the {s.unit} in one profiled call; '
+        f"GEMMs are blue</text>{''.join(body)}</svg>\n"
     )
+
+
+def _colours(kernels: Sequence[Kernel]) -> dict[str, str]:
+    """A colour a name, in the order of first sight."""
+    found: dict[str, str] = {}
+    blues, others = iter(_BLUES), iter(_OTHERS)
+    for k in kernels:
+        if k.name not in found:
+            found[k.name] = next(blues if k.gemm else others, _GREY)
+    return found
 
 
 def to_json(results: Sequence[Measured], setting: Setting) -> dict[str, Any]:
@@ -235,6 +290,12 @@ def to_json(results: Sequence[Measured], setting: Setting) -> dict[str, Any]:
     return {
         "setting": {**vars(setting), "dtype": str(setting.dtype)[6:]},
         "unit": setting.unit,
+        "units": {
+            "times": "seconds",
+            "microseconds": "of one profiled call",
+            "sizes": "bytes",
+            "energy": "joules",
+        },
         "rungs": [
             {
                 "name": r.rung.name,

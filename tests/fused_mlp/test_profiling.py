@@ -14,6 +14,7 @@ from torch import nn
 from fused_mlp import __main__ as command
 from fused_mlp.profiling import Setting, Traffic, copies, diff, ladder, measure, picture, table
 from fused_mlp.profiling.counting import saved_bytes
+from fused_mlp.profiling.fusing import trained
 from fused_mlp.profiling.measure import _without_chatter
 
 SMALL = Setting(64, 256, 64, torch.float32)
@@ -149,6 +150,64 @@ def test_training_keeps_what_is_expected(tokens, kept):
     assert eager.mismatches(setting) == fused.mismatches(setting) == []
 
 
+@pytest.mark.parametrize("tokens", [64, 512])
+def test_every_rung_that_trains_here_states_its_counts_and_keeps_to_them(tokens):
+    setting = Setting(64, 256, tokens, torch.float32, training=True)
+    found = {r.rung.name: r for r in measure(ladder(setting), setting, repeats=1)}
+    ran = {name: r for name, r in found.items() if r.rung.missing is None}
+    assert set(ran) == {
+        "linear",
+        "compiled linear",
+        "eager",
+        "autocast",
+        "compiled",
+        "packed",
+        "fused",
+    }
+    for name, r in ran.items():
+        assert r.mismatches(setting) == [], name
+        assert r.saved is not None, name
+        assert r.rung.expected is not None or name == "autocast", name
+    # Forward writes what backward needs, so it moves what eager's does.
+    assert ran["fused"].moved == ran["eager"].moved
+    text = table(list(found.values()), setting)
+    assert "of forward alone" in text
+    assert "not run: it has no backward" in text
+
+
+@pytest.mark.parametrize(
+    ("path", "tokens", "kernels", "gemms"),
+    [
+        # Forward 2 GEMMs, kernel, GEMM; backward dH, kernel, dx (of both weights side by side: a
+        # copy and a GEMM, else 2 GEMMs), 3 weights.
+        ("packed", 8192, 4 + 1 + 1 + 2 + 3, 3 + 1 + 1 + 3),
+        ("packed", 64, 4 + 1 + 1 + 2 + 3, 3 + 1 + 2 + 3),
+        # The same with dH and the derivatives in one kernel.
+        ("epilogue", 8192, 2 + 1 + 2 + 3, 2 + 1 + 1 + 3),
+        ("epilogue", 64, 2 + 1 + 2 + 3, 2 + 1 + 2 + 3),
+    ],
+)
+def test_what_a_gpu_is_expected_to_run_in_training(path, tokens, kernels, gemms):
+    assert trained(path, tokens, False)[:2] == (kernels, gemms)
+
+
+def test_what_was_not_measured_is_called_so(part_2):
+    text = " ".join(table(list(part_2.values()), SMALL).split())
+    assert (
+        "Not measured: device time, launches (a CPU has neither), saved bytes (inference keeps "
+        "nothing), energy (no energy counter is read on a CPU)." in text
+    )
+    assert "host" not in text.split("On a CPU")[0], "a CPU's time is the host's"
+    assert "not run: liger-kernel is not installed" in text
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_table_is_no_wider_than_a_terminal(training):
+    setting = dataclasses.replace(SMALL, training=training)
+    results = measure(ladder(setting), setting, repeats=1)
+    assert max(map(len, table(results, setting).splitlines())) <= 108
+
+
 def test_a_mismatch_is_marked_and_explained(part_2):
     wrong = dataclasses.replace(part_2["eager"].rung, expected=2)
     text = table([dataclasses.replace(part_2["eager"], rung=wrong)], SMALL)
@@ -166,6 +225,25 @@ def test_table_and_diff_and_picture(part_2):
     assert "changed" in change  # one GEMM fewer
     svg = ElementTree.fromstring(picture(list(part_2.values()), SMALL))
     assert len(svg.findall(".//{*}rect")) == 1 + sum(len(r.kernels) for r in part_2.values())
+
+
+def test_picture_names_colours_and_what_did_not_run_and_cuts_no_text(part_2):
+    svg = ElementTree.fromstring(picture(list(part_2.values()), SMALL))
+    texts = [t.text for t in svg.findall(".//{*}text")]
+    assert "not run: liger-kernel is not installed" in texts
+    names = {k.name for r in part_2.values() for k in r.kernels}
+    assert names <= set(texts), "a legend of every colour"
+    assert any("1 operator" in text and "operators" not in text for text in texts)
+    width = float(svg.get("viewBox").split()[2])
+    for t in svg.findall(".//{*}text"):
+        if t.get("text-anchor") != "end":
+            assert float(t.get("x")) + 7 * len(t.text) < width, t.text
+
+
+def test_diff_shows_what_was_measured_alone(part_2):
+    change = diff(part_2["eager"], part_2["packed"], SMALL)
+    assert "moved, MB" in change
+    assert not {"saved", "device", "launches", "energy"} & set(change.split())
 
 
 def test_command_writes_traces_picture_and_json(tmp_path, capsys):
@@ -227,6 +305,19 @@ def test_traffic_counts_a_broadcast_once():
     with Traffic() as traffic:
         torch.ones(8, 4) + torch.ones(4).expand(8, 4)
     assert traffic.bytes_by_operator["aten::add"] == 4 * (32 + 4 + 32)
+
+
+def test_traffic_of_what_is_written_in_place():
+    """Read and written, unless it is only filled."""
+    a, b = torch.ones(10), torch.ones(10)
+    with Traffic() as traffic:
+        a.mul_(b)
+        a.copy_(b)
+        a.fill_(2)
+        torch.add(a, b, out=a)
+        a.mul_(a)
+    moved = {name.removeprefix("aten::"): n for name, n in traffic.bytes_by_operator.items()}
+    assert moved == {"mul_": 120 + 80, "copy_": 80, "fill_": 40, "add": 120}
 
 
 def test_saved_bytes_counts_a_storage_once():
