@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+import fused_mlp
 from fused_mlp import __main__ as command
 from fused_mlp.profiling import Setting, Traffic, copies, diff, ladder, measure, picture, table
 from fused_mlp.profiling.counting import saved_bytes
@@ -168,11 +169,23 @@ def test_every_rung_that_trains_here_states_its_counts_and_keeps_to_them(tokens)
         assert r.mismatches(setting) == [], name
         assert r.saved is not None, name
         assert r.rung.expected is not None or name == "autocast", name
-    # Forward writes what backward needs, so it moves what eager's does.
-    assert ran["fused"].moved == ran["eager"].moved
+    linear = {k.name: k.count for k in ran["linear"].kernels}
+    assert linear == {"aten::addmm": 1, "aten::mm": 2, "aten::sum": 1}
     text = table(list(found.values()), setting)
     assert "of forward alone" in text
     assert "not run: it has no backward" in text
+
+
+@pytest.mark.parametrize("path", ["eager", "onednn"])
+def test_in_training_forward_moves_what_it_keeps_as_well(path):
+    """In inference onednn's epilogues spare these passes; backward needs what they would hide."""
+    setting = Setting(64, 256, 512, torch.float32, training=True)
+    with fused_mlp.use_path(path):
+        rungs = [r for r in ladder(setting) if r.name in ("eager", "fused")]
+        eager, fused = measure(rungs, setting, repeats=1)
+    assert f"path {path}" in fused.rung.text
+    assert fused.moved == eager.moved
+    assert fused.mismatches(setting) == []
 
 
 @pytest.mark.parametrize(
