@@ -47,7 +47,7 @@ def _columns(s: Setting, base: Measured | None) -> list[_Column]:
         _Column("", "expected", lambda r: _expected(r.rung.gemms)),
         _Column("", "", lambda r: "✗" if r.mismatches(s) else "✓", left=True),
         _Column("time", "ms", lambda r: _ms(r.latency)),
-        _Column("against", "eager", lambda r: "–" if _single(r) else _versus(r, base)),
+        _Column("against", base.rung.name if base else "eager", lambda r: "–" if _single(r) else _versus(r, base)),
         _Column("host", "ms", lambda r: _ms(None if s.device == "cpu" else r.host)),
         _Column("device", "ms", lambda r: _ms(r.device), absent=no_device),
         _Column("", "launches", lambda r: "–" if r.launches is None else str(r.launches)),
@@ -84,9 +84,9 @@ def table(results: Sequence[Measured], setting: Setting) -> str:
         elif column.absent and ran:
             absent.append(column.absent)
     mode = "forward and backward" if s.training else "inference"
+    act = "" if base and base.rung.name == "matmul + add" else f"{s.activation}, "
     lines = [
-        f"{s.tokens} tokens, {s.hidden}/{s.intermediate}, {s.activation}, {str(s.dtype)[6:]}, "
-        f"{_where(s)}, {mode}",
+        f"{s.tokens} tokens, {s.hidden}/{s.intermediate}, {act}{str(s.dtype)[6:]}, {_where(s)}, {mode}",
         "",
         *_aligned(results, shown),
         "",
