@@ -77,6 +77,8 @@ def run(x: Tensor, p: Params, act: activations.Activation, recompute: str) -> Te
         from .quantization import run as quantization
 
         return quantization.run(x, p, act)
+    if x.is_nested and type(x) is Tensor:  # it has no shape to check
+        return reference.mlp(x, p[0], p[1], **_keywords(p), activation=act.name)
     keep = check(x, p, recompute)
     if torch.compiler.is_compiling():
         return _traced(x, p, act, keep)
@@ -173,6 +175,10 @@ def unusual(x: Tensor, p: Params) -> str | None:
         return "inside a torch.func transform (vmap, grad, jvp, ...)"
     if torch.autograd.forward_ad._current_level >= 0:
         return "inside forward-mode differentiation"
+    if x.is_neg():
+        return "a lazily negated view, whose memory holds the opposite"
+    if torch._C._get_tracing_state() is not None:
+        return "inside torch.jit.trace, which has to see every operator"
     if torch._C._len_torch_dispatch_stack():
         return "inside a TorchDispatchMode, which has to see every operator"
     return None
@@ -231,11 +237,30 @@ def check(x: Tensor, p: Params, recompute: str) -> int:
             raise ValueError(
                 f"{name} is on {t.device} but x is on {device}; both must be on one device"
             )
-        if t.dtype != dtype and ops.autocast_dtype(device.type) is None:
+        if t.dtype != dtype and not (
+            ops.autocast_dtype(device.type) is not None and torch.float64 not in (t.dtype, dtype)
+        ):
             raise TypeError(
-                f"{name} is {t.dtype} but x is {dtype}; both must have one dtype, or run under torch.autocast"
+                f"{name} is {t.dtype} but x is {dtype}; both must have one dtype, or run under "
+                "torch.autocast, which casts all but float64"
             )
     return keep
+
+
+def suits(x: Tensor, p: Params) -> bool:
+    """Whether shapes, dtypes and devices of a call are such as `check` lets pass; parameters without
+    values are for it to refuse.
+    """
+    if not isinstance(x, Tensor) or x.is_nested:
+        return False
+    if not _fitting(x, p):
+        try:
+            check(x, p, "none")
+        except (TypeError, ValueError):
+            return False
+        except RuntimeError:
+            return True
+    return True
 
 
 def _fitting(x: Tensor, p: Params) -> bool:

@@ -16,6 +16,11 @@ _PLAIN = nn.Parameter
 _MOST_KINDS = 64
 
 
+def _special(x: Tensor) -> bool:
+    """Whether ``x`` is no plain tensor with a shape."""
+    return type(x) is not Tensor or x.is_nested
+
+
 class FusedMLP(nn.Module):
     """``down_proj(act(gate_proj(x)) * up_proj(x))``, or ``down_proj(act(up_proj(x)))`` with
     ``gated=False``.
@@ -73,51 +78,54 @@ class FusedMLP(nn.Module):
         self.up_proj = nn.Linear(hidden_size, intermediate_size, **sizes)
         self.down_proj = nn.Linear(intermediate_size, hidden_size, **sizes)
 
+    # A fused module of another library inherits these names: they must not be any of its own.
     # Kinds of calls already met: the activation where PyTorch's own operators serve them best, else
     # None. Such a call takes microseconds, and to find that out again would cost some of them.
-    _settled: dict[tuple, Callable[[Tensor], Tensor] | None] | None = None
+    _fused_settled: dict[tuple, Callable[[Tensor], Tensor] | None] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.compiler.is_compiling() or plan.forced() is not None or type(x) is not Tensor:
-            return self._run(x)
-        kind = (x.shape, x.dtype, x.device, _grad_enabled(), _inference_mode())
-        settled = self._settled
+        if torch.compiler.is_compiling() or plan.forced() is not None or _special(x):
+            return self._fused_run(x)
+        # In inference mode an x that wants a gradient is refused.
+        inference = _inference_mode() and 1 + x.requires_grad
+        kind = (x.shape, x.dtype, x.device, _grad_enabled(), inference)
+        settled = self._fused_settled
         if settled is None or kind not in settled:
-            settled = self._settle(x, kind)
+            settled = self._fused_settle(x, kind)
         act = settled[kind]
         # A quantized or parametrized weight is another matter, whatever was settled before.
         if act is None or type(self._modules["up_proj"]._parameters.get("weight")) is not _PLAIN:
-            return self._run(x)
-        return self._one_by_one(x, act)
+            return self._fused_run(x)
+        return self._fused_one_by_one(x, act)
 
-    def _settle(self, x: Tensor, kind: tuple) -> dict:
+    def _fused_settle(self, x: Tensor, kind: tuple) -> dict:
         """Before the first call of a kind, so that it is no different from the second."""
-        settled = self._settled
+        settled = self._fused_settled
         if settled is None or len(settled) >= _MOST_KINDS:
-            settled = self._settled = {}
+            settled = self._fused_settled = {}
         act = activations.get(self.activation)
         roles = self._fused_mlp
-        left = roles.obstacle(self._modules) is None and functional.left_to_pytorch(
+        left = roles.obstacle(self) is None and functional.left_to_pytorch(
             x, roles.params(self._modules), act, roles.recompute
         )
         settled[kind] = act.eager if left else None
         return settled
 
     def __getstate__(self) -> dict:
-        return {name: value for name, value in self.__dict__.items() if name != "_settled"}
+        return {name: value for name, value in self.__dict__.items() if name != "_fused_settled"}
 
     def _apply(self, fn: Callable, recurse: bool = True) -> FusedMLP:
-        self._settled = None  # another device or dtype
+        self._fused_settled = None  # another device or dtype
         return super()._apply(fn, recurse)
 
-    def _run(self, x: Tensor) -> Tensor:
+    def _fused_run(self, x: Tensor) -> Tensor:
         roles = self._fused_mlp
-        if roles.obstacle(self._modules) is not None:
-            return self._one_by_one(x, activations.get(roles.activation).eager)
+        if roles.obstacle(self) is not None:
+            return self._fused_one_by_one(x, activations.get(roles.activation).eager)
         p = roles.params(self._modules)
         return functional.run(x, p, activations.get(roles.activation), roles.recompute)
 
-    def _one_by_one(self, x: Tensor, act: Callable[[Tensor], Tensor]) -> Tensor:
+    def _fused_one_by_one(self, x: Tensor, act: Callable[[Tensor], Tensor]) -> Tensor:
         children = self._modules
         if self._fused_mlp.gate is None:
             return children["down_proj"](act(children["up_proj"](x)))

@@ -19,6 +19,7 @@ moves or changes:
 from __future__ import annotations
 
 import math
+import os
 import threading
 import weakref
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from . import reference
 from .activations import Activation
 from .machine import onednn_native
 
@@ -155,6 +157,14 @@ class Cache:
 cache = Cache()
 
 
+def _after_fork() -> None:
+    """The lock may have been held by a thread that the child process does not have."""
+    cache.lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def clear() -> None:
     """Forget every packed weight.
 
@@ -186,6 +196,8 @@ def linear(
     plus: Tensor | None = None,
 ) -> Tensor:
     """``post(x · weightᵀ + bias)``, or that times or plus another tensor, in one oneDNN call."""
+    if bias is not None:
+        bias = bias.contiguous()  # oneDNN reads it as if it were
     if times is not None:
         return _linear.binary(x, times, weight, bias, "mul")
     if plus is not None:
@@ -210,8 +222,11 @@ def mlp(
     Where the CPU does not multiply the dtype natively, the packed weights are fp32, so that
     nothing is converted per call but ``x`` and the result; until they are packed, the weights are.
     """
-    if x.shape[0] == 0:
-        return x.new_empty(0, down_weight.shape[0])
+    if not (x.numel() and up_weight.numel() and down_weight.numel()):  # oneDNN takes none of these
+        return reference.mlp(
+            x, up_weight, down_weight, gate_weight=gate_weight, up_bias=up_bias,
+            gate_bias=gate_bias, down_bias=down_bias, activation=act.name,
+        )  # fmt: skip
     upcast = not onednn_native(x.dtype)
     x_, out = (x.float() if upcast else x), x.dtype
 

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import activations, backward, paths
+from . import activations, backward, paths, reference
 from .paths import Kept, Params
 from .plan import Plan, decide
 
@@ -111,11 +112,31 @@ class MLP(torch.autograd.Function):
     def backward(ctx, dy):
         x, p, kept = _load(ctx)
         needs = ctx.needs_input_grad[:7]
+        if torch._C._functorch.is_legacy_batchedtensor(dy):  # many gradients at once
+            return *_by_reference(dy, x, p, ctx.activation, needs), None, None
         if not torch.is_grad_enabled() and autocast_dtype(x.device.type) is None:
             return *_backward(dy, x, p, kept, ctx.activation, needs, ctx.plan), None, None
         with torch.no_grad(), without_autocast(x.device.type):
             grads = _backward(dy, x, p, kept, ctx.activation, needs, ctx.plan)
         return *_once(grads), None, None
+
+
+def _by_reference(
+    dy: Tensor, x: Tensor, p: Params, activation: str, needs: Sequence[bool]
+) -> list[Tensor | None]:
+    """The gradients by PyTorch's own operators, which know what a batch of ``dy`` is
+    (``is_grads_batched``, vectorized jacobians); nothing that was kept is used.
+    """
+    inputs: list[Any] = [
+        t if t is None else t.detach().requires_grad_(need)
+        for t, need in zip((x, *p), needs, strict=True)
+    ]
+    with torch.enable_grad(), without_autocast(x.device.type):
+        names = dict(zip(Params._fields, inputs[1:], strict=True))
+        y = reference.mlp(inputs[0], **names, activation=activation)
+    wanted = [t for t in inputs if t is not None and t.requires_grad]
+    grads = iter(torch.autograd.grad(y, wanted, dy))
+    return [next(grads) if t is not None and t.requires_grad else None for t in inputs]
 
 
 def without_autocast(device_type: str) -> AbstractContextManager:

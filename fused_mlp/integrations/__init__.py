@@ -159,7 +159,7 @@ def standing(module: nn.Module) -> str | None:
     state = module.__dict__[adopt.STATE]
     if isinstance(state, blocks.Pair):
         return state.obstacle()
-    return state.obstacle(module._modules)
+    return state.obstacle(module)
 
 
 __all__ = ["candidates", "from_module", "fuse", "standing", "unfuse", "why_not_plain"]

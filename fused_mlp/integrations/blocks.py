@@ -7,7 +7,7 @@ Both are fused in place, as in `adopt`.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -17,9 +17,28 @@ from torch.utils._pytree import tree_leaves
 
 from .. import activations, functional, reference
 from ..paths import Params
-from ..roles import Roles, is_linear, weight_and_bias, why_not_plain
-from .adopt import Adopted, adopt, original_class, release
-from .structure import TOLERANCE, evaluating, held_activations, identify
+from ..roles import (
+    MORE_IN_TRAINING,
+    Roles,
+    functions,
+    hooked,
+    hooked_globally,
+    is_linear,
+    tampered,
+    weight_and_bias,
+    why_not_plain,
+)
+from .adopt import STATE, Adopted, adopt, first_argument, fused_call, original_class, release
+from .structure import (
+    DROPOUTS,
+    TOLERANCE,
+    differs_in_training,
+    distance,
+    evaluating,
+    held_activations,
+    identify,
+    mixed,
+)
 
 
 class AdoptedBlock(nn.Module):
@@ -32,13 +51,8 @@ class AdoptedBlock(nn.Module):
     _fused_by_adoption = True
 
     def _ff_block(self, x: Tensor) -> Tensor:
-        roles: Roles = self._fused_mlp
-        if roles.obstacle(self._modules) is not None:
-            return original_class(type(self))._ff_block(self, x)
-        y = functional.run(
-            x, roles.params(self._modules), activations.get(roles.activation), roles.recompute
-        )
-        return y if roles.after is None else self._modules[roles.after](y)
+        y = fused_call(self, x)
+        return original_class(type(self))._ff_block(self, x) if y is None else y
 
     __reduce_ex__ = Adopted.__reduce_ex__
 
@@ -78,7 +92,16 @@ def recognise_block(module: nn.Module) -> Roles | str | None:
             down_bias=p.down_bias,
             activation=activation,
         )
-    return roles if _same(y, expected) else "its _ff_block computes something else"
+        if not _same(y, expected):
+            return "its _ff_block computes something else"
+        alone = differs_in_training(module, lambda: module._ff_block(x), roles.inside, outer)
+    held = (*roles.inside, *(("activation",) if "activation" in children else ()))
+    return replace(
+        roles,
+        evaluating=alone,
+        held=tuple((n, children[n]) for n in held),
+        functions=tuple((n, f) for n, f in functions(module) if n == "activation"),
+    )
 
 
 @dataclass
@@ -92,6 +115,20 @@ class Pair:
     second: nn.Module
     recompute: str = "activation"
     tail: nn.Module | None = None
+    evaluating: bool = False
+    held: tuple[tuple[str, nn.Module], ...] = ()
+    functions: tuple[tuple[str, object], ...] = ()
+
+    def __post_init__(self) -> None:
+        self.held = tuple(
+            (n, c) for n, c in self.first._modules.items() if c is not None and n != self.up
+        )
+        self.functions = functions(self.first)
+
+    @property
+    def inside(self) -> tuple[str, ...]:
+        """Names of dropouts in the first half."""
+        return tuple(n for n, c in self.held if isinstance(c, DROPOUTS))
 
     def obstacle(self) -> str | None:
         if (
@@ -99,12 +136,25 @@ class Pair:
             or self.first.__dict__.get("_fused_mlp") is not self
         ):
             return "its other half is no longer fused"
+        up, down = self.first._modules.get(self.up), self.second._modules.get(self.down)
         return (
-            why_not_plain(self.up, self.first._modules.get(self.up))
-            or why_not_plain(self.down, self.second._modules.get(self.down))
+            why_not_plain(self.up, up)
+            or why_not_plain(self.down, down)
+            or mixed({self.up: up, self.down: down})
             or _hooks(self.first)
             or _hooks(self.second)
+            or hooked_globally()
+            or tampered(self.first, self.held, self.functions, len(self.held) + 1)
+            or self._drops()
         )
+
+    def _drops(self) -> str | None:
+        if self.evaluating and any(m.training for m in self.first.modules()):
+            return MORE_IN_TRAINING
+        for name, dropout in self.held:
+            if isinstance(dropout, DROPOUTS) and dropout.training and dropout.p > 0:
+                return f"{name} drops {dropout.p:g} inside the MLP while training"
+        return None
 
     def params(self) -> Params:
         up, up_bias = weight_and_bias(self.first._modules[self.up])
@@ -114,11 +164,15 @@ class Pair:
     def mlp(self, x: Tensor) -> Tensor:
         return functional.run(x, self.params(), activations.get(self.activation), self.recompute)
 
-    def rest(self, y: Tensor, *args: Any) -> Tensor:
+    def rest(self, *args: Any, **kwargs: Any) -> Tensor:
         """What the second half does after its linear layer: dropout, residual, norm."""
         second, tail = self.second, self.tail
         others = {n: c for n, c in second._modules.items() if n != self.down}
-        if tail is None or any(tail._modules.get(n) is not c for n, c in others.items()):
+        if (
+            tail is None
+            or any(tail._modules.get(n) is not c for n, c in others.items())
+            or (not torch.compiler.is_compiling() and _other_attributes(tail, second))
+        ):
             cls = (
                 original_class(type(second))
                 if hasattr(type(second), "_fused_by_adoption")
@@ -131,7 +185,13 @@ class Pair:
             }
             self.tail = tail
         tail.training = second.training
-        return tail.forward(y, *args)
+        return tail.forward(*args, **kwargs)
+
+
+def _other_attributes(tail: nn.Module, second: nn.Module) -> bool:
+    """Whether the second half was changed since its tail was made of it."""
+    now = {k: v for k, v in second.__dict__.items() if k not in ("_modules", "training")}
+    return any(tail.__dict__.get(k, now) is not v for k, v in now.items())
 
 
 class AdoptedFirst(nn.Module):
@@ -139,10 +199,16 @@ class AdoptedFirst(nn.Module):
 
     _fused_by_adoption = True
 
-    def forward(self, x: Tensor) -> Tensor:
-        pair: Pair = self._fused_mlp
-        if pair.obstacle() is not None:
-            return original_class(type(self)).forward(self, x)
+    def forward(self, x: Tensor | None = None, **kwargs: Any) -> Tensor:
+        cls = original_class(type(self))
+        if x is None and len(kwargs) == 1:
+            x = kwargs.pop(first_argument(cls), None)
+        if x is None:
+            return cls.forward(self, **kwargs)
+        # A bound method that someone kept from before `unfuse` finds no pair.
+        pair: Pair | None = self.__dict__.get(STATE)
+        if kwargs or pair is None or pair.obstacle() is not None:
+            return cls.forward(self, x, **kwargs)
         return pair.mlp(x)
 
     __reduce_ex__ = Adopted.__reduce_ex__
@@ -153,11 +219,11 @@ class AdoptedSecond(nn.Module):
 
     _fused_by_adoption = True
 
-    def forward(self, y: Tensor, *args: Any) -> Tensor:
-        pair: Pair = self._fused_mlp
-        if pair.obstacle() is not None:
-            return original_class(type(self)).forward(self, y, *args)
-        return pair.rest(y, *args)
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        pair: Pair | None = self.__dict__.get(STATE)
+        if pair is None or pair.obstacle() is not None:
+            return original_class(type(self)).forward(self, *args, **kwargs)
+        return pair.rest(*args, **kwargs)
 
     __reduce_ex__ = Adopted.__reduce_ex__
 
@@ -179,6 +245,8 @@ def recognise_pair(parent: nn.Module) -> Pair | str | None:
         if up_weight.shape[0] != down_weight.shape[1] or up_weight.shape[1] != down_weight.shape[0]:
             continue
         held = held_activations(first)
+        if isinstance(held, str):
+            return f"its first half computes something else than an MLP's: {held}"
         pairs = [Pair(up, down, n, first, second) for n in held or activations.ACTIVATIONS]
         whys = [_hooks(first) or _hooks(second) or _try_pair(pair) for pair in pairs]
         if None not in whys:
@@ -233,20 +301,16 @@ def _try_pair(pair: Pair) -> str | None:
         except Exception as error:  # a foreign forward may raise anything
             return f"its halves do not chain as first(x), second(hidden, x): {type(error).__name__}"
     pair.tail = None
-    return (
-        None
-        if _same(got, expected)
-        else "its halves compute something else than an MLP and a residual"
-    )
+    if not _same(got, expected):
+        return "its halves compute something else than an MLP and a residual"
+    first = pair.first
+    with torch.no_grad():
+        pair.evaluating = differs_in_training(first, lambda: first.forward(x), pair.inside)
+    return None
 
 
 def _hooks(module: nn.Module) -> str | None:
-    busy = (
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or "forward" in module.__dict__
-    )
+    busy = hooked(module) or "forward" in module.__dict__
     return "one half has hooks, which must see its own output" if busy else None
 
 
@@ -278,7 +342,4 @@ def _same(got: object, expected: Tensor) -> bool:
         return False
     if expected.dtype not in TOLERANCE:
         return torch.equal(got, expected)
-    scale = expected.abs().max().clamp_min(1e-30)
-    return got.shape == expected.shape and bool(
-        (got - expected).abs().max() <= TOLERANCE[expected.dtype] * scale
-    )
+    return distance(got, expected) <= TOLERANCE[expected.dtype]

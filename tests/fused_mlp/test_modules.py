@@ -165,7 +165,9 @@ def test_what_was_settled_for_one_call_does_not_outlive_its_reasons(monkeypatch)
     module = FusedMLP(16, 32)
     x = torch.randn(4, 16)
     called = []
-    monkeypatch.setattr(FusedMLP, "_one_by_one", _counting(FusedMLP._one_by_one, called))
+    monkeypatch.setattr(
+        FusedMLP, "_fused_one_by_one", _counting(FusedMLP._fused_one_by_one, called)
+    )
     with torch.no_grad():
         first = module(x)
         assert torch.equal(module(x), first)
