@@ -87,7 +87,7 @@ def test_what_is_not_installed_is_not_applicable(provider, said, monkeypatch):
         providers.build(inputs_of(provider, dtype="bf16"))
 
 
-@pytest.mark.parametrize("provider", ["compile", "aoti"])
+@pytest.mark.parametrize("provider", [name for name, p in PROVIDERS.items() if p.compiles])
 def test_compiling_without_a_compiler_is_not_applicable(monkeypatch, provider):
     monkeypatch.setattr(switches.shutil, "which", lambda name: None)
     with pytest.raises(NotApplicable, match=r"C\+\+ compiler"):

@@ -1,5 +1,6 @@
 """PyTorch's switches: autocast judged by what it computes in, images by copies, packages by use."""
 
+import gc
 import shutil
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from benchmarks.suite.harness import built, exact, providers, selection, shapes, switches, verify
 from benchmarks.suite.harness.inputs import make_inputs
 from benchmarks.suite.harness.shapes import PROVIDERS, SIZES, Combination
+from benchmarks.suite.harness.worker import Worker
 
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
 
@@ -144,6 +146,38 @@ def test_one_package_serves_every_number_of_tokens_and_all_weights(provider, mon
             with made.context():
                 result = made.call()
             assert verify.Reference(inputs).check(result, []) < verify.FACTOR
+
+
+def test_torchscript_of_a_torch_without_it_is_not_applicable(monkeypatch):
+    monkeypatch.delattr(torch.jit, "freeze")
+    with pytest.raises(built.NotApplicable, match=r"has no torch\.jit\.freeze"):
+        providers.build(inputs_of("torchscript"))
+
+
+@pytest.mark.parametrize(
+    ("raised", "event", "said"),
+    [
+        (RuntimeError("no symbol"), "failure", "RuntimeError: no symbol"),
+        (built.NotApplicable("no compiler"), "absent", "no compiler"),
+    ],
+)
+def test_a_switch_that_does_not_build_leaves_a_line_and_the_others(
+    monkeypatch, raised, event, said
+):
+    def fail(inputs):
+        raise raised
+
+    monkeypatch.setitem(providers._BUILDERS, "torchscript", fail)
+    job = {"device": "cpu", "exact": True, "threads": 1, "prepare": True, "combinations": []}
+    worker = Worker(job)
+    gc.unfreeze()  # a worker process keeps what it imported for good; a test's does not
+    lines = [
+        worker.line(Combination("Inference", "tiny", "16", "fp32", name), {"latency"})
+        for name in ("torchscript", "inference_mode")
+    ]
+    assert lines[0]["event"] == event
+    assert said in (lines[0].get("text"), lines[0].get("reason"))
+    assert lines[1]["event"] == "result"
 
 
 def test_every_provider_has_one_builder():

@@ -151,6 +151,10 @@ def torchscript(inputs: Inputs) -> Built:
     """What there was before torch.compile, deprecated since: traced, frozen, optimized."""
     import torch
 
+    jit = getattr(torch, "jit", None)
+    for name in ("trace", "freeze", "optimize_for_inference"):
+        if not hasattr(jit, name):
+            raise NotApplicable(f"torch {torch.__version__} has no torch.jit.{name} any more")
     module = plain_module(inputs).requires_grad_(False)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
