@@ -254,6 +254,8 @@ def suits(x: Tensor, p: Params) -> bool:
     if not isinstance(x, Tensor) or x.is_nested:
         return False
     if not _fitting(x, p):
+        if quantized(p):
+            return True  # their dtype need not be x's, and what runs them has words of its own
         try:
             check(x, p, "none")
         except (TypeError, ValueError):
