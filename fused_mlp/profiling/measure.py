@@ -81,6 +81,10 @@ class Measured:
         found: list[str] = []
         if rung.missing:
             return found
+        if not self.kernels:
+            return [f"the profiler saw no {setting.unit}" + (
+                ": CUPTI is missing or not permitted" if setting.device == "cuda" else ""
+            )]  # fmt: skip
         if rung.expected is not None and self.count != rung.expected:
             found.append(f"{self.count} {setting.unit}, expected {rung.expected}")
         if rung.gemms is not None and self.gemms != rung.gemms:
@@ -233,8 +237,9 @@ def _profile(r: Measured, setting: Setting, trace: Path | None) -> None:
     if cuda:
         on_device = [e for e in events if e.device_type == torch.autograd.DeviceType.CUDA]
         r.kernels = _group((e.name, e.device_time_total) for e in on_device)
-        r.device = sum(k.microseconds for k in r.kernels) / 1e6
-        r.launches = sum("LaunchKernel" in e.name for e in events)
+        if r.kernels:  # without CUPTI nothing was counted, which is not none
+            r.device = sum(k.microseconds for k in r.kernels) / 1e6
+            r.launches = sum("LaunchKernel" in e.name for e in events)
         r.peak = torch.cuda.max_memory_allocated() - base
     else:
         # A wrapper's time is its own and its children's, since only the innermost that computes is

@@ -41,9 +41,9 @@ def _columns(s: Setting, base: Measured | None) -> list[_Column]:
     energy = "no energy counter is read on a CPU" if s.device == "cpu" else "NVML gives none"
     return [
         _Column("", "rung", lambda r: r.rung.name, left=True),
-        _Column(s.unit, "seen", lambda r: str(r.count)),
+        _Column(s.unit, "seen", lambda r: str(r.count) if r.kernels else "–"),
         _Column("", "expected", lambda r: _expected(r.rung.expected)),
-        _Column("GEMMs", "seen", lambda r: str(r.gemms)),
+        _Column("GEMMs", "seen", lambda r: str(r.gemms) if r.kernels else "–"),
         _Column("", "expected", lambda r: _expected(r.rung.gemms)),
         _Column("", "", lambda r: "✗" if r.mismatches(s) else "✓", left=True),
         _Column("time", "ms", lambda r: _ms(r.latency)),
@@ -123,7 +123,9 @@ def _computed(r: Measured) -> bool:
 def _note(r: Measured, s: Setting) -> str:
     wrong = "; ".join(r.mismatches(s))
     return "\n".join(
-        _wrapped(f"✗ {r.rung.name}: {wrong}. Expected: {r.rung.why}. Seen: {_names(r)}", "  ")
+        _wrapped(
+            f"✗ {r.rung.name}: {wrong}. Expected: {r.rung.why}. Seen: {_names(r) or 'none'}", "  "
+        )
     )
 
 

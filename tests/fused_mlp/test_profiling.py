@@ -214,6 +214,28 @@ def test_what_was_not_measured_is_called_so(part_2):
     assert "not run: liger-kernel is not installed" in text
 
 
+def test_what_a_gpu_tells_has_columns_of_its_own(part_2):
+    setting = dataclasses.replace(SMALL, device="cuda", dtype=torch.bfloat16)
+    seen = {"device": 2e-3, "launches": 5, "energy": 0.125, "host": 1e-3}
+    eager = dataclasses.replace(part_2["eager"], **seen)
+    text = table([eager], setting)
+    header = " ".join(text.splitlines()[2:4])
+    assert all(word in header for word in ("kernels", "host", "device", "launches", "energy"))
+    assert {"2.00", "1.00", "0.125"} <= set(text.split())
+    assert "On a CPU" not in text
+    change = diff(eager, dataclasses.replace(eager, energy=0.25), setting)
+    assert ["energy,", "J", "0.125", "0.250"] in [line.split() for line in change.splitlines()]
+
+
+def test_a_profiler_that_sees_nothing_has_not_counted_none(part_2):
+    setting = dataclasses.replace(SMALL, device="cuda")
+    blind = dataclasses.replace(part_2["eager"], kernels=[])
+    text = table([blind], setting)
+    assert "✗ eager: the profiler saw no kernels: CUPTI is missing or not permitted" in text
+    assert text.splitlines()[4].split()[:3] == ["eager", "–", "5"]
+    assert "Not measured: device time, launches (no CUPTI)" in text
+
+
 @pytest.mark.parametrize("training", [False, True])
 def test_table_is_no_wider_than_a_terminal(training):
     setting = dataclasses.replace(SMALL, training=training)
