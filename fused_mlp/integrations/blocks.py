@@ -140,7 +140,7 @@ class Pair:
         return (
             why_not_plain(self.up, up)
             or why_not_plain(self.down, down)
-            or mixed({self.up: up, self.down: down})
+            or mixed((self.up, up), (self.down, down))
             or _hooks(self.first)
             or _hooks(self.second)
             or hooked_globally()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -94,7 +94,7 @@ def recognise(module: nn.Module) -> Roles | str:
         return "its weights are on the meta device, so what it computes cannot be seen"
     if first.dtype not in TOLERANCE:
         return f"its weights are {first.dtype}"
-    why = mixed({n: children[n] for n in linear})
+    why = mixed(*((n, children[n]) for n in linear))
     if why is not None:
         return why
     dropouts = tuple(n for n, c in others.items() if isinstance(c, DROPOUTS))
@@ -105,10 +105,10 @@ def recognise(module: nn.Module) -> Roles | str:
     return found if isinstance(found, str) else found.within(module)
 
 
-def mixed(linear: Mapping[str, nn.Module | None]) -> str | None:
+def mixed(*linear: tuple[str, nn.Module | None]) -> str | None:
     """Why linear layers cannot be one MLP's for being of several dtypes or devices, or None."""
     first: tuple[str, Tensor] | None = None
-    for name, child in linear.items():
+    for name, child in linear:
         for key, t in (child._parameters if child is not None else {}).items():
             first = first or (f"{name}.{key}", t)
             if t is not None and (t.dtype, t.device) != (first[1].dtype, first[1].device):

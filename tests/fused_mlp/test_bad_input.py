@@ -55,6 +55,16 @@ def test_dtypes_that_differ_are_named(change, message):
         fused_mlp(**({"x": X, "up_weight": UP, "down_weight": DOWN} | change))
 
 
+def test_float64_is_not_cast_by_autocast():
+    """`torch.nn.functional.linear` refuses the mixture as well."""
+    with torch.autocast("cpu", torch.bfloat16):
+        for args in ([X.double(), UP, DOWN], [X, UP.double(), DOWN], [X, UP, DOWN.double()]):
+            with pytest.raises(TypeError, match=r"is torch\.float.*which casts all but float64"):
+                fused_mlp(*args)
+        assert fused_mlp(X.double(), UP.double(), DOWN.double()).dtype == torch.float64
+        assert fused_mlp(X.half(), UP, DOWN.bfloat16()).dtype == torch.bfloat16
+
+
 def test_weights_on_meta():
     with pytest.raises(RuntimeError, match=r"up_weight is on the meta device.*to_empty"):
         FusedMLP(4, 8, device="meta")(X)
@@ -63,7 +73,11 @@ def test_weights_on_meta():
 def test_a_gradient_wanted_in_inference_mode():
     with torch.inference_mode(), pytest.raises(RuntimeError, match="inference mode records none"):
         FusedMLP(4, 8)(X.clone().requires_grad_())
+    module = FusedMLP(4, 8)
     with torch.inference_mode():
+        module(X)  # another call of the same shapes settles nothing
+        with pytest.raises(RuntimeError, match="inference mode records none"):
+            module(X.clone().requires_grad_())
         x = torch.ones(2, 4)
     with pytest.raises(RuntimeError, match=r"[Ii]nference tensors cannot be saved for backward"):
         FusedMLP(4, 8)(x)

@@ -102,6 +102,82 @@ def test_decode_is_deterministic():
         assert all(torch.equal(first, p.fused()) for _ in range(3))
 
 
+def _laid_out(t, how):
+    """The same values elsewhere: transposed, with gaps, after others, amid others; or one row for
+    all.
+    """
+    t = t.detach()
+    if how == "transposed" and t.dim() == 2:
+        t = t.t().contiguous().t()
+    elif how == "every other":
+        wide = t.new_full((*t.shape[:-1], 2 * t.shape[-1]), float("nan"))
+        wide[..., ::2] = t
+        t = wide[..., ::2]
+    elif how == "offset":
+        t = torch.cat([t.new_full((3,), float("nan")), t.reshape(-1)])[3:].view(t.shape)
+    elif how == "amid":
+        t = torch.nn.functional.pad(t, (2, 3), value=float("nan"))[..., 2:-3]
+    elif how == "expanded":
+        t = t[:1].expand(t.shape)
+    return t.requires_grad_()
+
+
+LAYOUT = st.sampled_from(["plain", "transposed", "every other", "offset", "amid", "expanded"])
+
+
+@pytest.mark.parametrize("path", PATHS)
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(
+    layouts=st.lists(LAYOUT, min_size=7, max_size=7), gated=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    activation=st.sampled_from(["silu", "gelu", "relu2"]),
+)  # fmt: skip
+def test_every_tensor_may_lie_in_any_way(path, layouts, gated, dtype, activation):
+    if path == "onednn":
+        dtype = torch.float32
+    p = problem(5, 11, 21, gated=gated, dtype=dtype, activation=activation)
+    p.x = _laid_out(p.x, layouts[0])
+    for name, how in zip(p.weights, layouts[1:], strict=True):
+        if p.weights[name] is not None:
+            p.weights[name] = _laid_out(p.weights[name], how)
+    assert_path_is_exact(p, path)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_one_token_without_a_token_dimension(path):
+    p = problem(1, 11, 21)
+    p.x = p.x.detach()[0].requires_grad_()
+    assert_path_is_exact(p, path)
+
+
+@pytest.mark.parametrize("path", ["eager", "onednn", "packed", "epilogue"])
+@pytest.mark.parametrize("recompute", ["none", "activation", "all"])
+@pytest.mark.parametrize("shape", [(0, 11), (2, 0, 11), (0, 3, 11)])
+def test_no_tokens_have_gradients_of_zero(path, recompute, shape):
+    p = problem(1, 11, 21)
+    p.x = torch.zeros(shape, requires_grad=True)
+    with use_path(path):
+        y = p.fused(recompute=recompute)
+    assert y.shape == shape
+    for t, grad in zip(p.tensors, torch.autograd.grad(y.sum(), p.tensors), strict=True):
+        assert torch.equal(grad, torch.zeros_like(t))
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("hidden", "intermediate"), [(0, 5), (5, 0)])
+def test_sizes_of_zero(path, hidden, intermediate):
+    p = problem(4, max(hidden, 1), max(intermediate, 1))
+    p.x = p.x.detach()[:, :hidden]
+    for name, t in p.weights.items():
+        if t is not None:
+            rows = hidden if name.startswith("down") else intermediate
+            p.weights[name] = t.detach()[
+                (slice(rows), slice(hidden + intermediate - rows))[: t.dim()]
+            ]
+    with use_path(path):
+        assert torch.equal(p.fused(), p.reference())
+
+
 SIZES = st.integers(1, 40)
 
 

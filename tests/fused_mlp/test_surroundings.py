@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules import module as global_hooks
+from torch.nn.utils import parametrizations, parametrize, prune
 
-from fused_mlp import FusedMLP, explain, functional, fuse, unfuse, use_path
+from fused_mlp import FusedMLP, PathError, explain, functional, fuse, unfuse, use_path
 
 from .problems import assert_as_exact_as_eager
 
@@ -131,20 +132,20 @@ class Doubled(nn.Module):
 
 
 def weight_parametrized(m):
-    nn.utils.parametrize.register_parametrization(m.gate_proj, "weight", Doubled())
+    parametrize.register_parametrization(m.gate_proj, "weight", Doubled())
 
 
 def weight_orthogonal(m):
-    nn.utils.parametrizations.orthogonal(m.gate_proj)
+    parametrizations.orthogonal(m.gate_proj)
 
 
 def weight_pruned(m):
-    nn.utils.prune.l1_unstructured(m.down_proj, "weight", 0.4)
+    prune.l1_unstructured(m.down_proj, "weight", 0.4)
 
 
 def bias_pruned(m):
     m.down_proj.bias = nn.Parameter(torch.ones(HIDDEN))
-    nn.utils.prune.l1_unstructured(m.down_proj, "bias", 0.4)
+    prune.l1_unstructured(m.down_proj, "bias", 0.4)
 
 
 REPLACED = "is another module than when it was fused"
@@ -398,6 +399,9 @@ def test_arguments_by_name():
     with use_path("onednn"):
         torch.testing.assert_close(module(hidden_states=x), want)
         assert not torch.equal(module(hidden_states=x), module(hidden_states=x + 1))
+    # Fused as well: this path takes no more than 16 tokens.
+    with torch.no_grad(), use_path("decode"), pytest.raises(PathError, match="at most 16"):
+        module(hidden_states=torch.randn(17, HIDDEN))
     for wrong in ({"states": x}, {"hidden_states": x, "more": 1}, {}):
         with pytest.raises(TypeError, match="argument"):
             module(**wrong)
@@ -631,6 +635,29 @@ def test_halves_called_by_name():
     forwards = first.forward, second.forward
     unfuse(model)
     torch.testing.assert_close(forwards[1](forwards[0](x), x), want)
+
+
+class ConvertingSecond(Second):
+    dtype = torch.bfloat16
+
+    def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
+        y = self.dense(hidden_states.to(self.dtype))
+        return self.norm(y.to(input_tensor.dtype) + input_tensor)
+
+
+def test_halves_of_two_dtypes():
+    model = nn.Sequential(Bert())
+    model[0].output = ConvertingSecond()
+    model.to(torch.bfloat16)
+    assert fuse(model) == ["0.intermediate"]
+    x = torch.randn(3, HIDDEN).bfloat16()
+    model(x)
+    model[0].output.dense.float()
+    model[0].output.dtype = torch.float32
+    assert "only its own forward knows how to convert" in explain(model)
+    got = model(x)
+    unfuse(model)
+    assert torch.equal(got, model(x))
 
 
 @pytest.mark.parametrize("first", [DroppingFirst, FirstWithDropout])

@@ -1,5 +1,6 @@
 """What backward keeps, recomputes and refuses."""
 
+import contextlib
 import contextvars
 
 import pytest
@@ -102,6 +103,78 @@ def test_what_is_frozen_gets_no_gradient_and_changes_no_other(frozen):
             assert torch.equal(t.grad, want[name]), name
 
 
+@pytest.mark.parametrize("path", ["eager", "onednn", "packed", "epilogue"])
+@pytest.mark.parametrize("recompute", ["none", "activation", "all"])
+@pytest.mark.parametrize("gated", [True, False], ids=["gated", "plain"])
+def test_any_part_may_be_frozen(path, recompute, gated):
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(10):
+        p = problem(TOKENS, HIDDEN, WIDTH, gated=gated)
+        for t, asked in zip(p.tensors, torch.rand(7, generator=generator) < 0.4, strict=False):
+            t.requires_grad_(bool(asked))
+        p.weights["down_bias"].requires_grad_()
+        asked = [t for t in p.tensors if t.requires_grad]
+        dy = torch.randn(TOKENS, HIDDEN, generator=generator)
+        want = torch.autograd.grad(p.reference(), asked, dy)
+        with use_path(path):
+            y = p.fused(recompute=recompute)
+        (first,) = torch.autograd.grad(y, asked[0], dy, retain_graph=True)  # of many, one alone
+        y.backward(dy)
+        assert all((t.grad is not None) == t.requires_grad for t in p.tensors)
+        torch.testing.assert_close([t.grad for t in asked], list(want), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(first, want[0], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("path", ["eager", "onednn", "packed", "epilogue"])
+def test_a_gradient_of_stride_zero(path):
+    p = problem(TOKENS, HIDDEN, WIDTH)
+    dy = torch.tensor(2.0).expand(TOKENS, HIDDEN)
+    with use_path(path):
+        got = torch.autograd.grad(p.fused(), p.tensors, dy)
+    want = torch.autograd.grad(p.reference(), p.tensors, dy)
+    torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("path", ["eager", "onednn", "packed", "epilogue"])
+def test_many_gradients_at_once(path):
+    """``is_grads_batched``, which vectorized jacobians use."""
+    p = problem(TOKENS, HIDDEN, WIDTH)
+    dy = torch.randn(3, TOKENS, HIDDEN)
+    with use_path(path):
+        y = p.fused()
+    got = torch.autograd.grad(y, p.tensors, dy, is_grads_batched=True, retain_graph=True)
+    each = [torch.autograd.grad(y, p.tensors, one, retain_graph=True) for one in dy]
+    for i, batch in enumerate(got):
+        torch.testing.assert_close(batch, torch.stack([e[i] for e in each]), rtol=1e-3, atol=1e-4)
+
+
+def test_what_is_written_to_after_forward():
+    p = problem(TOKENS, HIDDEN, WIDTH)
+    p.x = p.x.detach().view(2, 3, HIDDEN).requires_grad_()
+    with use_path("eager"):
+        y = p.fused()
+        want = torch.autograd.grad(3 * y, p.tensors, torch.ones_like(y), retain_graph=True)
+        y.mul_(3)  # the output is nobody's but the caller's
+    got = torch.autograd.grad(y, p.tensors, torch.ones_like(y))
+    torch.testing.assert_close(got, want)
+    with use_path("eager"):
+        y = p.fused()
+    with torch.no_grad():
+        p.weights["up_weight"].mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_hooks_of_parameters_run():
+    module, seen = FusedMLP(HIDDEN, WIDTH), []
+    module.up_proj.weight.register_hook(lambda g: seen.append("hook"))
+    module.up_proj.weight.register_post_accumulate_grad_hook(lambda p: seen.append("accumulated"))
+    with use_path("eager"):
+        y = module(torch.randn(TOKENS, HIDDEN))
+    y.sum().backward()
+    assert seen == ["hook", "accumulated"]
+
+
 def test_everything_frozen_but_one_bias():
     p = problem(TOKENS, HIDDEN, WIDTH)
     for t in p.tensors:
@@ -147,13 +220,20 @@ def test_gradcheck_in_float64():
         assert torch.autograd.gradcheck(call, tuple(p.tensors))
 
 
-def test_activation_checkpointing_and_a_step_of_an_optimizer():
-    module = FusedMLP(HIDDEN, WIDTH)
-    twin = FusedMLP(HIDDEN, WIDTH)
+@pytest.mark.parametrize("use_reentrant", [True, False])
+@pytest.mark.parametrize("recompute", ["none", "activation", "all"])
+@pytest.mark.parametrize("path", ["eager", "onednn", "packed", None])
+def test_activation_checkpointing_and_a_step_of_an_optimizer(path, recompute, use_reentrant):
+    module = FusedMLP(HIDDEN, WIDTH, recompute=recompute)
+    twin = FusedMLP(HIDDEN, WIDTH, recompute=recompute)
     twin.load_state_dict(module.state_dict())
-    x = torch.randn(TOKENS, HIDDEN)
-    torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False).sum().backward()
-    twin(x).sum().backward()
+    x = torch.randn(TOKENS, HIDDEN, requires_grad=True)
+    with use_path(path) if path else contextlib.nullcontext():
+        checkpoint = torch.utils.checkpoint.checkpoint
+        checkpoint(module, x, use_reentrant=use_reentrant).sum().backward()
+        grad, x.grad = x.grad, None
+        twin(x).sum().backward()
+    assert torch.equal(grad, x.grad)
     for a, b in zip(module.parameters(), twin.parameters(), strict=True):
         assert torch.equal(a.grad, b.grad)
     before = module(x)
