@@ -66,6 +66,9 @@ def _plan(x: Tensor, p: Params, activation: str, training: bool) -> str:
     why = functional.unusual(x, p)
     if why is not None:
         return f"path    eager\nreason  {why}"
+    dtype = ops.autocast_dtype(x.device.type)
+    if dtype is not None and x.dtype != torch.float64:
+        x = x.to(dtype)  # as the call would be cast
     rows = x if x.dim() == 2 else functional.rows(x)
     return str(ops.plan_for(rows, p, activation, training))
 

@@ -51,7 +51,7 @@ def fused_mlp(
     Raises:
         ValueError: shapes that do not fit together, or devices that differ; an unknown activation
         or recompute.
-        TypeError: dtypes that differ or are not floating point.
+        TypeError: an ``x`` that is no tensor; dtypes that differ or are not floating point.
         RuntimeError: a gradient is wanted in inference mode; parameters on the meta device with an
         ``x`` that is not.
         PathError: `use_path` forces a path that cannot run here.
@@ -66,6 +66,8 @@ def fused_mlp(
     tensor([[36., 36., 36.],
             [36., 36., 36.]])
     """
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x is a {type(x).__name__}; it must be a tensor (..., hidden_size)")
     p = Params(up_weight, down_weight, gate_weight, up_bias, gate_bias, down_bias)
     act = activations.get(activation)
     return run(x, p, act, recompute)
@@ -132,9 +134,21 @@ def quantized(p: Params) -> bool:
     return is_quantized(p.up_weight)
 
 
+def _transforming() -> bool:
+    """Whether a torch.func transform is in force, within which an operator of ours cannot be."""
+    return torch._C._are_functorch_transforms_active()
+
+
+# torch.compiler.assume_constant_result, which would import the compiler: the compiler asks it while
+# it traces the transform's function.
+_transforming._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def _traced(x: Tensor, p: Params, act: activations.Activation, keep: int) -> Tensor:
     training = wants_grad(x, p)
-    if any(t is not None and type(t) not in TRACED for t in (x, *p)):
+    if _transforming() or any(
+        t is not None and type(t) not in TRACED for t in (x, *p)
+    ):
         return reference.mlp(x, p[0], p[1], **_keywords(p), activation=act.name)
     flat = x if x.dim() == 2 else rows(x)
     y = ops.mlp_op(flat, *p, act.name, keep if training else 0, training)[0]

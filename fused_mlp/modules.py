@@ -120,7 +120,8 @@ class FusedMLP(nn.Module):
 
     def _fused_run(self, x: Tensor) -> Tensor:
         roles = self._fused_mlp
-        if roles.obstacle(self) is not None:
+        # What is no tensor may stand for one (torch.fx); if not, nn.Linear says what is wrong.
+        if not isinstance(x, Tensor) or roles.obstacle(self) is not None:
             return self._fused_one_by_one(x, activations.get(roles.activation).eager)
         p = roles.params(self._modules)
         return functional.run(x, p, activations.get(roles.activation), roles.recompute)

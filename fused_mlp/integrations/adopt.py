@@ -71,9 +71,20 @@ def _revive(cls: type, base: type) -> nn.Module:
 @cache
 def fused_class(cls: type, base: type = Adopted) -> type:
     """The fused subclass of an MLP's class."""
-    return type(
-        f"Fused{cls.__name__}", (base, cls), {"__module__": cls.__module__, "_fused_from": cls}
-    )
+    own = {
+        "__module__": cls.__module__,
+        "_fused_from": cls,
+        "__new__": _new,
+        "__init__": cls.__init__,
+    }
+    return type(f"Fused{cls.__name__}", (base, cls), own)
+
+
+def _new(cls: type, *args: Any, **kwargs: Any) -> nn.Module:
+    """A slice of an `nn.Sequential`, and the like, is made by the class of the whole: it is another
+    module, and not fused. Without arguments, what copies modules wants an empty one.
+    """
+    return original_class(cls)(*args, **kwargs) if args or kwargs else object.__new__(cls)
 
 
 def _fused(cls: type) -> type:
