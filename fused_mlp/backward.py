@@ -27,28 +27,120 @@ class Grads(NamedTuple):
 
 
 def gradients(
-    plan: Plan, dy: Tensor, x: Tensor, p: Params, kept: Kept, act: Activation, needs: Sequence[bool]
+    plan: Plan,
+    dy: Tensor,
+    x: Tensor,
+    p: Params,
+    held: list[Kept],
+    act: Activation,
+    needs: Sequence[bool],
 ) -> Grads:
-    """Gradients of `paths.forward`; ``needs`` says which, in the order of `Grads`. Nothing in ``kept`` is
-    written to.
+    """Gradients of `paths.forward`; ``needs`` says which, in the order of `Grads`. Nothing that was
+    kept is written to.
+
+    ``held`` has what was kept, and is emptied: where nothing else holds a tensor of it, its memory
+    is free once it is used up. Beside what was kept, two tensors of an activation's size exist at
+    once on a CPU, three on a GPU.
     """
+    run = _by_kernels if plan.path in _TRITON else _by_operators
+    return run(plan, dy, x, p, [_whole(plan, x, p, held.pop(), act)], act, _Needs(*needs))
+
+
+def _whole(plan: Plan, x: Tensor, p: Params, kept: Kept, act: Activation) -> Kept:
+    """``kept`` with gate and up apart."""
     if kept.first is None:
         kept = _pre_activations(plan, x, p, act)
-    gate, up, hidden = kept.first, kept.second, kept.hidden
-    assert gate is not None
-    if p.gate_weight is not None and up is None:
-        gate, up = gate.chunk(2, 1)
-    need_x, need_up, need_down, need_gate, need_up_bias, need_gate_bias, need_down_bias = needs
+    if p.gate_weight is None or kept.second is not None or kept.first is None:
+        return kept
+    gate, up = kept.first.chunk(2, 1)
+    return Kept(gate, up, kept.hidden)
 
-    first_half = need_x or need_up or need_gate or need_up_bias or need_gate_bias
-    recompute = need_down and hidden is None
-    d_pre = None
-    if first_half:
-        biases = need_up_bias or need_gate_bias
-        d_pre = _d_pre(plan, dy, p, gate, up, act, recompute, biases)
-        hidden = d_pre.hidden if hidden is None else hidden
+
+_TRITON = ("packed", "epilogue", "interpreted")
+
+
+class _Needs(NamedTuple):
+    """Which of `Grads` are asked for."""
+
+    x: bool
+    up_weight: bool
+    down_weight: bool
+    gate_weight: bool
+    up_bias: bool
+    gate_bias: bool
+    down_bias: bool
+
+    @property
+    def up(self) -> bool:
+        return self.x or self.up_weight or self.up_bias
+
+    @property
+    def gate(self) -> bool:
+        return self.x or self.gate_weight or self.gate_bias
+
+
+def _by_operators(
+    plan: Plan, dy: Tensor, x: Tensor, p: Params, held: list[Kept], act: Activation, needs: _Needs
+) -> Grads:
+    """PyTorch's operators; everything is dropped once it is used up."""
+    gate, up, hidden = held.pop()
+    assert gate is not None
+    activated = d_up = d_gate = d_down = None
+    if (needs.down_weight and hidden is None) or (up is not None and needs.up):
+        activated = act.eager(gate)
+    if needs.down_weight:
+        if hidden is None and activated is not None:
+            hidden = activated if up is None else activated * up
+        assert hidden is not None
+        d_down = dy.t().mm(hidden)
+    del hidden
+    if up is None:
+        del activated
+        if needs.up:
+            d_up = act.backward(_product(plan, dy, p.down_weight), gate)
+        del gate
+    elif needs.up or needs.gate:
+        d_hidden = _product(plan, dy, p.down_weight)
+        if activated is not None and needs.up:
+            # act(gate) and dH are this function's own; what was kept is not written to.
+            d_up = d_hidden * activated if activated is gate else activated.mul_(d_hidden)
+        del activated
+        if needs.gate:
+            d_hidden.mul_(up)
+            del up
+            d_gate = act.backward(d_hidden, gate)
+        del gate, d_hidden
+    d_x = None if d_up is None or not needs.x else _product(plan, d_up, p.up_weight)
+    d_up_weight = None if d_up is None or not needs.up_weight else d_up.t().mm(x)
+    d_up_bias = None if d_up is None or not needs.up_bias else d_up.sum(0)
+    del d_up
+    return Grads(
+        d_x if d_gate is None else _add_product(plan, d_x, d_gate, p.gate_weight),
+        d_up_weight,
+        d_down,
+        d_gate.t().mm(x) if needs.gate_weight and d_gate is not None else None,
+        d_up_bias,
+        d_gate.sum(0) if needs.gate_bias and d_gate is not None else None,
+        dy.sum(0) if needs.down_bias else None,
+    )
+
+
+def _by_kernels(
+    plan: Plan, dy: Tensor, x: Tensor, p: Params, held: list[Kept], act: Activation, needs: _Needs
+) -> Grads:
+    """One kernel for everything that has the size of an activation."""
+    gate, up, hidden = held.pop()
+    assert gate is not None
+    recompute = needs.down_weight and hidden is None
+    d = _DPre()
+    if needs.up or needs.gate:
+        d = _d_pre(plan, dy, p, gate, up, act, recompute, needs.up_bias or needs.gate_bias)
+        hidden = d.hidden if hidden is None else hidden
+        d = d._replace(hidden=None)
     elif recompute:
         hidden = act.eager(gate) if up is None else act.eager(gate) * up
+    d_down = dy.t().mm(hidden) if needs.down_weight and hidden is not None else None
+    del gate, up, hidden
 
     def weight_grad(d: Tensor | None, needed: bool) -> Tensor | None:
         return d.t().mm(x) if needed and d is not None else None
@@ -59,15 +151,14 @@ def gradients(
             return summed.clone()
         return d.sum(0) if needed and d is not None else None
 
-    d = d_pre or _DPre()
     return Grads(
-        _d_x(plan, d, p) if need_x else None,
-        weight_grad(d.up, need_up),
-        dy.t().mm(hidden) if need_down and hidden is not None else None,
-        weight_grad(d.gate, need_gate),
-        bias_grad(d.up, d.up_sum, need_up_bias),
-        bias_grad(d.gate, d.gate_sum, need_gate_bias),
-        dy.sum(0) if need_down_bias else None,
+        _d_x(d, p) if needs.x else None,
+        weight_grad(d.up, needs.up_weight),
+        d_down,
+        weight_grad(d.gate, needs.gate_weight),
+        bias_grad(d.up, d.up_sum, needs.up_bias),
+        bias_grad(d.gate, d.gate_sum, needs.gate_bias),
+        dy.sum(0) if needs.down_bias else None,
     )
 
 
@@ -84,6 +175,15 @@ def _pre_activations(plan: Plan, x: Tensor, p: Params, act: Activation) -> Kept:
 
 def _product(plan: Plan, a: Tensor, b: Tensor) -> Tensor:
     return onednn.linear(a, b.t(), None) if plan.path == "onednn" else a.mm(b)
+
+
+def _add_product(plan: Plan, total: Tensor | None, a: Tensor, b: Tensor | None) -> Tensor | None:
+    """``total + a·b``, written over ``total``; None if there is none to add to."""
+    if total is None or b is None:
+        return None
+    if plan.path == "onednn":
+        return onednn.linear(a, b.t(), None, plus=total)
+    return total.addmm_(a, b)
 
 
 class _DPre(NamedTuple):
@@ -107,35 +207,13 @@ def _d_pre(
     recompute: bool,
     biases: bool,
 ) -> _DPre:
-    if plan.path in ("packed", "epilogue", "interpreted"):
-        return _triton_d_pre(plan, dy, p, gate, up, act, recompute, biases)
-    d_hidden = _product(plan, dy, p.down_weight)
-    if up is None:
-        hidden = act.eager(gate) if recompute else None
-        return _DPre(act.backward(d_hidden, gate), None, hidden)
-    activated = act.eager(gate)
-    hidden = activated * up if recompute else None
-    # act(gate) and dH are this function's own; nothing kept for another backward is written to.
-    d_up = d_hidden * activated if activated is gate else activated.mul_(d_hidden)
-    return _DPre(d_up, act.backward(d_hidden.mul_(up), gate), hidden)
-
-
-def _triton_d_pre(
-    plan: Plan,
-    dy: Tensor,
-    p: Params,
-    gate: Tensor,
-    up: Tensor | None,
-    act: Activation,
-    recompute: bool,
-    biases: bool,
-) -> _DPre:
     if plan.path == "packed":
         from .kernels.activation import act_backward
 
         d_first, d_up, hidden, sums, packed = act_backward(
-            dy.mm(p.down_weight), gate, up, act.name, recompute_hidden=recompute, bias_grads=biases
-        )
+            dy.mm(p.down_weight), gate, up, act.name, recompute_hidden=recompute, bias_grads=biases,
+            reuse=True,
+        )  # fmt: skip
     else:
         from .kernels.dact_gemm import gemm_dact
 
@@ -149,14 +227,10 @@ def _triton_d_pre(
     return _DPre(d_up, d_first, hidden, packed, up_sum, gate_sum)
 
 
-def _d_x(plan: Plan, d: _DPre, p: Params) -> Tensor:
+def _d_x(d: _DPre, p: Params) -> Tensor:
     assert d.up is not None
     if d.gate is None or p.gate_weight is None:
-        return _product(plan, d.up, p.up_weight)
-    if plan.path == "onednn":
-        return onednn.linear(
-            d.up, p.up_weight.t(), None, plus=_product(plan, d.gate, p.gate_weight)
-        )
+        return d.up.mm(p.up_weight)
     if d.packed is not None:
         weight = packed_weight(p.gate_weight, p.up_weight)
         # The copy reads and writes 2·d·h elements once; at 1024 tokens that is under a tenth of

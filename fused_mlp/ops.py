@@ -49,14 +49,14 @@ def _backward(
     dy: Tensor,
     x: Tensor,
     p: Params,
-    kept: Kept,
+    held: list[Kept],
     activation: str,
     needs: Sequence[bool],
     plan: Plan | None = None,
 ) -> backward.Grads:
     act = activations.get(activation)
     plan = plan or plan_for(x, p, act.name, True)
-    return backward.gradients(plan, dy.contiguous(), x, p, kept, act, needs)
+    return backward.gradients(plan, dy.contiguous(), x, p, held, act, needs)
 
 
 class _Refuse(torch.autograd.Function):
@@ -88,9 +88,10 @@ def _saved(ctx, x: Tensor, p: Params, kept: Sequence[Tensor | None], activation:
     ctx.activation = activation
 
 
-def _load(ctx) -> tuple[Tensor, Params, Kept]:
+def _load(ctx) -> tuple[Tensor, Params, list[Kept]]:
+    """What was saved; `Kept` in a list, from which backward takes it."""
     x, *rest = ctx.saved_tensors
-    return x, Params(*rest[:6]), Kept(*rest[6:])
+    return x, Params(*rest[:6]), [Kept(*rest[6:])]
 
 
 class MLP(torch.autograd.Function):
@@ -110,14 +111,15 @@ class MLP(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy):
-        x, p, kept = _load(ctx)
+        x, p, held = _load(ctx)
+        ctx.maybe_clear_saved_tensors()  # unless the graph is retained
         needs = ctx.needs_input_grad[:7]
         if torch._C._functorch.is_legacy_batchedtensor(dy):  # many gradients at once
             return *_by_reference(dy, x, p, ctx.activation, needs), None, None
         if not torch.is_grad_enabled() and autocast_dtype(x.device.type) is None:
-            return *_backward(dy, x, p, kept, ctx.activation, needs, ctx.plan), None, None
+            return *_backward(dy, x, p, held, ctx.activation, needs, ctx.plan), None, None
         with torch.no_grad(), without_autocast(x.device.type):
-            grads = _backward(dy, x, p, kept, ctx.activation, needs, ctx.plan)
+            grads = _backward(dy, x, p, held, ctx.activation, needs, ctx.plan)
         return *_once(grads), None, None
 
 
@@ -229,7 +231,7 @@ def mlp_backward_op(
     # An empty tensor stands for what was not kept. With no tokens that is ambiguous and harmless:
     # it is computed again.
     kept = Kept(*(t if t.numel() else None for t in (first, second, hidden)))
-    grads = _backward(dy, x, p, kept, activation, needs)
+    grads = _backward(dy, x, p, [kept], activation, needs)
     return [x.new_empty(0) if g is None else g for g in grads]
 
 
@@ -252,7 +254,7 @@ def _setup_context(ctx, inputs, output) -> None:
 
 
 def _traced_backward(ctx, dy, *_):
-    x, p, kept = _load(ctx)
+    x, p, (kept,) = _load(ctx)
     needs = list(ctx.needs_input_grad[:7])
     grads = mlp_backward_op(dy, x, *p, *kept, ctx.activation, needs)
     return *(g if need else None for g, need in zip(grads, needs, strict=True)), None, None, None

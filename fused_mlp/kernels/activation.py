@@ -198,12 +198,13 @@ def act_backward(
     up_bias: Tensor | None = None,
     recompute_hidden: bool = False,
     bias_grads: bool = False,
+    reuse: bool = False,
 ) -> ActGrads:
     """Gradients of `act_forward` in one pass: d_gate, d_up and, if asked, hidden again and the
     biases' gradients.
 
     Shapes: d_hidden, gate, up (tokens, intermediate), rows of any stride; biases (intermediate,) or
-    None if gate and up include them. Nothing is overwritten.
+    None if gate and up include them. Nothing is overwritten, but d_hidden by hidden with ``reuse``.
     """
     d_hidden, gate = rows_of(d_hidden), rows_of(gate)
     up = None if up is None else rows_of(up)
@@ -212,7 +213,10 @@ def act_backward(
     # With sums, 64 rows to a program: the partial sums then cost 2 % of the traffic.
     strip = 64 // block_m if bias_grads else 1
     strips = triton.cdiv(tokens, block_m * strip)
-    grads, partial = new_grads(gate, up, strips, recompute_hidden, bias_grads)
+    over = recompute_hidden and reuse  # each element is read before it is written, by one program
+    grads, partial = new_grads(gate, up, strips, recompute_hidden and not over, bias_grads)
+    if over:
+        grads = grads._replace(hidden=d_hidden)
     if gate.numel():
         hidden = grads.hidden
         launch(

@@ -245,7 +245,7 @@ def _profile(r: Measured, setting: Setting, trace: Path | None) -> None:
         # A wrapper's time is its own and its children's, since only the innermost that computes is
         # named.
         r.kernels = _group((e.name, e.cpu_time_total) for e in counted(events))
-        r.peak = _peak(prof)
+        r.peak = peak_bytes(prof)
     if trace is not None:
         prof.export_chrome_trace(str(trace))
 
@@ -259,7 +259,7 @@ def _group(pairs: Any) -> list[Kernel]:
     return list(grouped.values())
 
 
-def _peak(prof: Any) -> int:
+def peak_bytes(prof: Any) -> int:
     """The most bytes held at once beyond the start, from the allocator's own events."""
     events = prof.profiler.kineto_results.events()
     held = peak = 0
