@@ -73,15 +73,17 @@ def fused_mlp(
     return run(x, p, act, recompute)
 
 
-def run(x: Tensor, p: Params, act: activations.Activation, recompute: str) -> Tensor:
-    """`fused_mlp` for parameters already gathered."""
+def run(
+    x: Tensor, p: Params, act: activations.Activation, recompute: str, *, fitting: bool = False
+) -> Tensor:
+    """`fused_mlp` for parameters already gathered; ``fitting`` says that they were checked."""
     if type(p.up_weight) not in TRACED and quantized(p) and not torch.compiler.is_compiling():
         from .quantization import run as quantization
 
         return quantization.run(x, p, act)
     if x.is_nested and type(x) is Tensor:  # it has no shape to check
         return reference.mlp(x, p[0], p[1], **_keywords(p), activation=act.name)
-    keep = check(x, p, recompute)
+    keep = kept(recompute) if fitting else check(x, p, recompute)
     if torch.compiler.is_compiling():
         return _traced(x, p, act, keep)
     if x.requires_grad and torch.is_inference_mode_enabled():
@@ -146,9 +148,7 @@ _transforming._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def _traced(x: Tensor, p: Params, act: activations.Activation, keep: int) -> Tensor:
     training = wants_grad(x, p)
-    if _transforming() or any(
-        t is not None and type(t) not in TRACED for t in (x, *p)
-    ):
+    if _transforming() or any(t is not None and type(t) not in TRACED for t in (x, *p)):
         return reference.mlp(x, p[0], p[1], **_keywords(p), activation=act.name)
     flat = x if x.dim() == 2 else rows(x)
     y = ops.mlp_op(flat, *p, act.name, keep if training else 0, training)[0]
@@ -259,6 +259,16 @@ def check(x: Tensor, p: Params, recompute: str) -> int:
                 "torch.autocast, which casts all but float64"
             )
     return keep
+
+
+def run_if_suited(
+    x: Tensor, p: Params, act: activations.Activation, recompute: str
+) -> Tensor | None:
+    """`run`, or None for a call that it would refuse, or that is not for it to refuse."""
+    fitting = isinstance(x, Tensor) and not x.is_nested and _fitting(x, p)
+    if not fitting and not suits(x, p):
+        return None
+    return run(x, p, act, recompute, fitting=fitting)
 
 
 def suits(x: Tensor, p: Params) -> bool:

@@ -51,10 +51,9 @@ def fused_call(module: nn.Module, x: Tensor) -> Tensor | None:
     if roles is None or roles.obstacle(module) is not None:
         return None
     p = roles.params(module._modules)
-    if not functional.suits(x, p):
-        return None  # the original may convert it, or has its own words for why not
-    y = functional.run(x, p, activations.get(roles.activation), roles.recompute)
-    return y if roles.after is None else module._modules[roles.after](y)
+    # The original may convert what does not suit, or has its own words for why not.
+    y = functional.run_if_suited(x, p, activations.get(roles.activation), roles.recompute)
+    return y if y is None or roles.after is None else module._modules[roles.after](y)
 
 
 @cache
