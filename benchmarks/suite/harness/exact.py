@@ -97,7 +97,7 @@ def _operators(events: Iterable[Any]) -> list[str]:
     return [name for e in sorted(roots, key=lambda e: e.time_range.start) for name in _launching(e)]
 
 
-def _live_bytes(seen: Any) -> tuple[int, int]:
+def live_bytes(seen: Any) -> tuple[int, int]:
     """Peak and final bytes above the start, from every allocation torch's allocator reported."""
     live = peak = 0
     for event in seen.profiler.kineto_results.events():
@@ -117,7 +117,7 @@ def launches_and_peak(built: Built, kind: str) -> tuple[Launches, int]:
     if kind == "cuda":
         return Launches(settled(lambda: _kernels(_profile(once, kind).events())), "kernels"), 0
     seen = _profile(once, kind)
-    return Launches(_operators(seen.events()), "operators"), _live_bytes(seen)[0]
+    return Launches(_operators(seen.events()), "operators"), live_bytes(seen)[0]
 
 
 def _kernels(events: Iterable[Any]) -> list[str]:
@@ -155,7 +155,7 @@ def kept_bytes(build: Callable[[], Built]) -> int:
         kept.append(built)
         gc.collect()
 
-    return max(0, _live_bytes(_profile(once, "cpu"))[1])
+    return max(0, live_bytes(_profile(once, "cpu"))[1])
 
 
 def cuda_peak(call: Callable[[], Any], before: tuple[int, int]) -> tuple[int, int]:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from .exact import live_bytes
 from .shapes import SAMPLES_PER_PROCESS
 
 if TYPE_CHECKING:
@@ -166,7 +167,6 @@ def exact(modules: dict[str, nn.Module], tokens: int = TOKENS) -> Iterator[dict[
     from torch.profiler import ProfilerActivity, profile
 
     from fused_mlp.profiling import counted
-    from fused_mlp.profiling.measure import _peak
     from fused_mlp.quantization import bytes_of
 
     for mode, module in modules.items():
@@ -179,7 +179,7 @@ def exact(modules: dict[str, nn.Module], tokens: int = TOKENS) -> Iterator[dict[
                 module(x)
         yield {
             "what": "exact", "mode": mode, "weight_bytes": bytes_of(module), "peak_memory":
-            _peak(prof), "launches": len(counted(prof.events())),
+            live_bytes(prof)[0], "launches": len(counted(prof.events())),
         }  # fmt: skip
 
 
