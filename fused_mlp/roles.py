@@ -41,7 +41,7 @@ class Roles:
         held: the children that play none of these parts, such as the activation: they are called
             no more, so that nothing may be done to them. The very objects, which copies and
             pickles of the module carry along with it.
-        functions: attributes that are activations but no modules, likewise.
+        functions: attributes that are functions, numbers or words, likewise.
         children: how many there were; 0 where more do not matter.
     """
 
@@ -96,11 +96,14 @@ class Roles:
 
 
 def functions(module: nn.Module) -> tuple[tuple[str, object], ...]:
-    """Attributes that are functions, such as an activation."""
+    """Attributes that are functions, such as an activation, or numbers or words, such as a factor."""
     return tuple(
-        (name, f)
-        for name, f in module.__dict__.items()
-        if callable(f) and not isinstance(f, (nn.Module, type)) and not name.startswith("_")
+        (name, value)
+        for name, value in module.__dict__.items()
+        if (callable(value) or isinstance(value, (int, float, str)))
+        and not isinstance(value, (nn.Module, type))
+        and name != "training"
+        and not name.startswith("_")
     )
 
 
@@ -132,8 +135,8 @@ def tampered(
         if hooked(child) or "forward" in child.__dict__:
             return f"{name} has hooks or a forward of its own, which must see its call"
     for name, function in functions:
-        if module.__dict__.get(name) is not function:
-            return f"{name} is another function than when it was fused"
+        if module.__dict__.get(name) != function:
+            return f"{name} is not what it was when it was fused"
     return None
 
 

@@ -333,8 +333,10 @@ def _tokens(linear: nn.Module) -> Tensor | str:
         return "its weights are on the meta device, so what it computes cannot be seen"
     if weight.dtype not in TOLERANCE:
         return f"its weights are {weight.dtype}"
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(1, 3, weight.shape[1], generator=generator).to(weight.device, weight.dtype)
+    generator = torch.Generator("cpu").manual_seed(0)
+    return torch.randn(1, 3, weight.shape[1], generator=generator, device="cpu").to(
+        weight.device, weight.dtype
+    )
 
 
 def _same(got: object, expected: Tensor) -> bool:

@@ -180,6 +180,7 @@ def identify(function: object) -> str | None:
 _POINTS = torch.tensor(
     [*(i / 8 for i in range(-48, 49)), *(s * x for x in (9, 12, 25, 100, 1e4) for s in (1, -1))],
     dtype=torch.float64,
+    device="cpu",
 )
 
 
@@ -246,8 +247,10 @@ def _probe(
 def _tokens(linear: nn.Module, spread: float = _SPREADS[0]) -> Tensor:
     """Three tokens whose pre-activations have a standard deviation of ``spread``."""
     weight, bias = weight_and_bias(linear)
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(1, 3, weight.shape[1], generator=generator).to(weight.device, weight.dtype)
+    generator = torch.Generator("cpu").manual_seed(0)
+    x = torch.randn(1, 3, weight.shape[1], generator=generator, device="cpu").to(
+        weight.device, weight.dtype
+    )
     now = nn.functional.linear(x, weight, bias).float().std().item()
     return x * (spread / now) if 0 < now < float("inf") else x
 

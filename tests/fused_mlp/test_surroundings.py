@@ -203,10 +203,51 @@ def test_an_activation_that_is_a_function_and_is_replaced():
     fuse(module)
     assert_as_unfused(module)
     module.act_fn = F.relu
-    assert "act_fn is another function than when it was fused" in explain(module)
+    assert "act_fn is not what it was when it was fused" in explain(module)
     assert_as_unfused(module)
     module.act_fn = F.silu
     assert FUSED in explain(module)
+
+
+class Scaled(Llama):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = 1.0
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return self.factor * super().forward(hidden_states)
+
+
+def test_a_number_that_its_forward_uses_is_changed():
+    module = Scaled()
+    assert fuse(module) == [""]
+    assert FUSED in explain(copy.deepcopy(module))
+    before = module(torch.ones(2, HIDDEN))
+    module.factor = 2.0
+    assert "factor is not what it was" in explain(module)
+    torch.testing.assert_close(module(torch.ones(2, HIDDEN)), 2 * before)
+
+
+@pytest.mark.parametrize("context", ["meta", "default"])
+def test_fuse_whatever_the_default_device_is(context):
+    """A generator of the CPU fills no tensors of another device."""
+    layer = nn.TransformerDecoderLayer(HIDDEN, 2, WIDTH)
+    model = nn.ModuleList([Llama(), layer, Bert()])
+    with torch.device("meta" if context == "meta" else "cpu"):
+        assert fuse(model) == ["0", "1", "2.intermediate"]
+
+
+def test_a_decoders_layer_as_it_drops():
+    layer = nn.TransformerDecoderLayer(HIDDEN, 2, WIDTH, dropout=0.3)
+    twin = copy.deepcopy(layer)
+    assert fuse(layer) == [""]
+    x, memory = torch.randn(5, 2, HIDDEN), torch.randn(4, 2, HIDDEN)
+    for mode in (True, False):
+        results = []
+        for m in (layer.train(mode), twin.train(mode)):
+            torch.manual_seed(0)
+            results.append(m(x, memory))
+        torch.testing.assert_close(*results)
 
 
 @pytest.mark.parametrize(
@@ -697,7 +738,7 @@ def test_the_activation_of_a_layer_is_replaced():
     want = layer.linear2(F.gelu(layer.linear1(x)))
     torch.testing.assert_close(layer._ff_block(x), want)
     assert not torch.equal(want, before)
-    assert "activation is another function" in explain(nn.ModuleList([layer]))
+    assert "activation is not what it was" in explain(nn.ModuleList([layer]))
 
 
 def test_a_layer_that_does_more_while_training():
