@@ -41,7 +41,7 @@ def compiled(function, **how):
     return torch.compile(function, fullgraph=True, backend=counter, **how), counter
 
 
-@BOTH
+@pytest.mark.parametrize("make", [own, pytest.param(adopted, marks=pytest.mark.full)])
 def test_modes_and_shapes_recompile_no_more_than_eager(make):
     module = make()
     modes = (

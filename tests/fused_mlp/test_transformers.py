@@ -242,3 +242,33 @@ def test_an_author_who_follows_the_advice_is_fused():
     layer = model.model.decoder.layers[0]
     alone = nn.Sequential(layer.fc1, nn.ReLU(), layer.fc2)
     assert isinstance(FusedMLP.from_module(alone), FusedMLP)
+
+
+@pytest.mark.parametrize("name", ["Llama", "Gemma", "Mistral", "GPT2"])
+def test_from_module_takes_an_mlp_out_of_its_model(name, tmp_path):
+    """The state_dict of either loads into the other, also through a file."""
+    import safetensors.torch
+
+    model, _ = build(f"{name}Config", f"{name}Model", GPT if name == "GPT2" else DECODER)
+    mlp = model.h[0].mlp if name == "GPT2" else model.layers[0].mlp
+    fused = FusedMLP.from_module(mlp)
+    assert list(fused.state_dict()) == list(mlp.state_dict())
+    assert all(a is b for a, b in zip(fused.parameters(), mlp.parameters(), strict=True))
+    alone = copy.deepcopy(fused)
+    safetensors.torch.save_file(
+        {k: torch.randn_like(v) / 8 for k, v in mlp.state_dict().items()}, tmp_path / "mlp"
+    )
+    for module in (mlp, alone):
+        module.load_state_dict(safetensors.torch.load_file(tmp_path / "mlp"))
+    x = torch.randn(9, 32)
+    exact = run_mlp(copy.deepcopy(mlp).double(), x.double())
+    with use_path("onednn"):
+        for module in (fused, alone):
+            assert_as_exact(run_mlp(module, x), run_mlp(mlp, x), exact)
+
+
+def run_mlp(module: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    module.zero_grad()
+    y = module(x)
+    y.backward(torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y))
+    return [y.detach(), *(p.grad.clone() for p in module.parameters())]
