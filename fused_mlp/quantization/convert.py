@@ -172,12 +172,18 @@ def _check(name: str, mlp: FusedMLP, mode: Mode, group_size: int) -> None:
     if mlp._fused_mlp.gate == mlp._fused_mlp.up:
         raise ValueError(
             f"{name} packs gate and up in {mlp._fused_mlp.up}; quantize takes them as two linear "
-            "layers"
+            "layers: copy the upper half of its rows into a FusedMLP's gate_proj and the lower "
+            "into its up_proj, and put that in its place"
         )
     for child, linear in _linears(mlp):
         if not isinstance(linear, nn.Linear):
             raise ValueError(
                 f"{name}.{child} is a {type(linear).__name__}; quantize takes nn.Linear layers"
+                + (
+                    ": put one with the transposed weight in its place before fusing"
+                    if type(linear).__name__ == "Conv1D"
+                    else ""
+                )
             )
         if weights.is_quantized(linear.weight):
             raise ValueError(

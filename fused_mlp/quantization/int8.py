@@ -32,7 +32,8 @@ def int8_mlp(x: Tensor, p: Params, act: Activation) -> Tensor:
     tokens, width = up.sums.shape
     hidden_q = torch.empty(tokens, width, dtype=torch.int8)
     static = p.down_weight.act_quant_scale
-    hidden_scale = static if static is not None else torch.empty(tokens, 1)
+    # A fixed scale would round NaN to a number: what is not finite spoils its row's scale instead.
+    hidden_scale = static + 0 * x_scale if static is not None else torch.empty(tokens, 1)
     for rows in _blocks(tokens, width):
         hidden = act.eager((gate or up)(rows))
         if gate is not None:
@@ -51,13 +52,15 @@ def int8_mlp(x: Tensor, p: Params, act: Activation) -> Tensor:
 
 def quantize_rows(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """``(q, scale)`` of x as ``weight`` wants its input: int8 ``(tokens, hidden_size)``, scale
-    ``(tokens, 1)`` or ``(1, 1)``."""
+    ``(tokens, 1)``, NaN where a fixed scale met NaN or infinity."""
     x = x.float()
     scale = weight.act_quant_scale
     if scale is None:
         scale = _scale(x, weight)
     q = torch.empty(x.shape, dtype=torch.int8)
     _round(x.clone(), scale, weight, q)
+    if weight.act_quant_scale is not None and x.numel():
+        scale = scale + 0 * x.abs().amax(-1, keepdim=True)
     return q, scale
 
 

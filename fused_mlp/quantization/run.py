@@ -24,10 +24,23 @@ from .weights import (
 # PyTorch's int8 weight GEMM beats converting the weights up to here: 1.4× at 16 tokens, 0.4× at
 # 128.
 _INT8_WEIGHT_TOKENS = 16
+_INT8_WEIGHT_WIDTH = 16  # it reads rows of other widths past their end, and crashes
 
 
 def run(x: Tensor, p: Params, act: Activation) -> Tensor:
-    """The MLP of ``x`` ``(..., hidden_size)`` with quantized weights, in the dtype of ``x``."""
+    """The MLP of ``x`` ``(..., hidden_size)`` with quantized weights, in the dtype of ``x``.
+
+    Raises:
+        TypeError: ``x`` is not floating point.
+        ValueError: ``x`` has another last size.
+        RuntimeError: ``x`` requires a gradient.
+    """
+    if not x.is_floating_point():
+        raise TypeError(f"x is {x.dtype}; quantized weights take floating point")
+    if x.dim() == 0 or x.shape[-1] != p.up_weight.shape[1]:
+        raise ValueError(
+            f"x is {tuple(x.shape)}; its last size must be hidden_size, {p.up_weight.shape[1]}"
+        )
     if torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))
     if x.requires_grad and torch.is_grad_enabled():
@@ -109,7 +122,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def _int8_weight(x: Tensor, weight: Int8Tensor) -> Tensor:
     scale = weight.scale.flatten().bfloat16()
-    if x.shape[0] <= _INT8_WEIGHT_TOKENS:
+    if x.shape[0] <= _INT8_WEIGHT_TOKENS and weight.shape[1] % _INT8_WEIGHT_WIDTH == 0:
         return torch.ops.aten._weight_int8pack_mm(x.contiguous(), weight.qdata, scale)
     return (x @ weight.qdata.t().to(torch.bfloat16)).mul_(scale)
 

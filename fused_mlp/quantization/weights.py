@@ -60,6 +60,8 @@ def make(weight: Tensor, mode: Mode, group_size: int, act_scale: Tensor | None =
     ``act_scale`` is the ``(1, 1)`` scale of its input, for int8_static.
     """
     weight = weight.detach()
+    if weight.dtype == torch.float64:  # torchao's int8 takes none, and scales are fp32
+        weight = weight.float()
     if mode.name == "int8_weight":
         return Int8Tensor.from_hp(weight, PerRow())
     if mode.name in ("int8_dynamic", "int8_static"):
@@ -98,8 +100,10 @@ def int4_values(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor
 
 
 def _int4(weight: Tensor, group_size: int) -> Tensor:
-    q, scale, zero = int4_values(weight, group_size)
-    if weight.device.type == "cpu" and weight.shape[0] % 16 == 0:
+    for_cpu = weight.device.type == "cpu" and weight.shape[0] % 16 == 0
+    # The CPU's GEMM takes bf16 scales alone.
+    q, scale, zero = int4_values(weight.float() if for_cpu else weight, group_size)
+    if for_cpu:
         return Int4OpaqueTensor(
             pack_cpu(q),
             torch.stack([scale, zero], -1).transpose(0, 1).contiguous(),

@@ -286,3 +286,102 @@ def test_other_bad_input():
     assert not Q.is_quantized(broken.up_proj.weight)
     with refused(ValueError, "multiples of 16"):
         fused_mlp.quantize(fused_mlp.FusedMLP(D, 100), "fp8_dynamic")
+
+
+# ---------------------------------------------------------------- unusual sizes, dtypes, values
+
+
+@pytest.mark.parametrize("mode", ["int8_dynamic", "int8_static", "int8_weight"])
+@pytest.mark.parametrize("sizes", [(3, 431), (40, 33), (128, 7)])
+@pytest.mark.parametrize("tokens", [1, 5, 40])
+@torch.no_grad()
+def test_odd_sizes(mode, sizes, tokens):
+    """PyTorch's own int8 GEMM crashes on rows that are no multiple of 16."""
+    torch.manual_seed(0)
+    module, x = fused_mlp.FusedMLP(*sizes), torch.randn(tokens, sizes[0])
+    calibration = [x] if mode == "int8_static" else None
+    fused_mlp.quantize(module, mode, calibration=calibration)
+    want = exact(module, x)
+    # A few numbers do not average their rounding: twice what wide rows get.
+    assert (module(x) - want).norm() / want.norm() <= 2 * ADDED[mode]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+@pytest.mark.parametrize("mode", Q.MODES)
+@torch.no_grad()
+def test_fp64_and_fp16_modules(mode, dtype):
+    module, x = quantized(mlp(dtype=dtype), mode), torch.randn(5, D).to(dtype)
+    y, want = module(x), exact(module, x)
+    assert y.dtype == dtype
+    assert (y - want).norm() / want.norm() <= ADDED[mode] + torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("mode", Q.MODES)
+@torch.no_grad()
+def test_what_is_not_finite_shows_and_stays_in_its_row(mode, bad):
+    """A fixed int8 scale would round it to a number that looks right."""
+    module, x = quantized(mlp(), mode), torch.randn(5, D)
+    broken = x.clone()
+    broken[2, 3], others = bad, [0, 1, 3, 4]
+    y = module(broken)
+    assert not y[2].isfinite().any()
+    assert torch.equal(y[others], module(x)[others])
+
+
+@pytest.mark.parametrize("mode", Q.MODES)
+@torch.no_grad()
+def test_rows_of_zeros_and_huge_rows_keep_to_themselves(mode):
+    module, x = quantized(mlp(), mode), torch.randn(5, D)
+    extreme = x.clone()
+    extreme[1], extreme[3] = 0, 1e30
+    y = module(extreme)
+    assert torch.equal(y[[0, 2, 4]], module(x)[[0, 2, 4]])
+    torch.testing.assert_close(
+        y[1].double(), exact(module, extreme[1]), rtol=0.05, atol=0.05 * float(y[1].abs().max())
+    )
+
+
+@pytest.mark.parametrize("mode", Q.MODES)
+def test_an_x_that_does_not_fit(mode):
+    module = quantized(mlp(), mode)
+    with refused(TypeError, "x is torch.int64; quantized weights take floating point"):
+        module(torch.ones(5, D, dtype=torch.int64))
+    for shape in ((5, D // 2), ()):
+        with refused(ValueError, "its last size must be hidden_size, 128"):
+            module(torch.randn(shape))
+
+
+def test_packed_and_transposed_projections_say_what_to_do():
+    """Of Phi3 and GPT2; and what they say works."""
+    transformers = pytest.importorskip("transformers")
+    from transformers.models.gpt2.modeling_gpt2 import GPT2MLP
+    from transformers.models.phi3.modeling_phi3 import Phi3MLP
+
+    phi = Phi3MLP(transformers.Phi3Config(hidden_size=D, intermediate_size=H)).eval()
+    gpt = GPT2MLP(H, transformers.GPT2Config(n_embd=D)).eval()
+    models = nn.ModuleList([phi, gpt])
+    fused_mlp.fuse(models)
+    with refused(ValueError, "0 packs gate and up in gate_up_proj; .* copy the upper half"):
+        fused_mlp.quantize(models, "int8_dynamic")
+    with refused(ValueError, "c_fc is a Conv1D; .* with the transposed weight in its place"):
+        fused_mlp.quantize(models[1], "int8_dynamic")
+    x = torch.randn(5, D)
+    with torch.no_grad():
+        want = [phi(x), gpt(x)]
+        split = fused_mlp.FusedMLP(D, H)
+        gate, up = phi.gate_up_proj.weight.chunk(2)
+        split.gate_proj.weight.copy_(gate)
+        split.up_proj.weight.copy_(up)
+        split.down_proj.weight.copy_(phi.down_proj.weight)
+        fused_mlp.unfuse(gpt)
+        for name in ("c_fc", "c_proj"):
+            conv = getattr(gpt, name)
+            layer = nn.Linear(conv.nx, conv.nf)
+            layer.weight.copy_(conv.weight.t())
+            layer.bias.copy_(conv.bias)
+            setattr(gpt, name, layer)
+        for module, y in zip((split, fused_mlp.FusedMLP.from_module(gpt)), want, strict=True):
+            got = fused_mlp.quantize(module.eval(), "int8_dynamic")(x)
+            # Weights rounded to 8 bits, and both activations.
+            assert (got - y).norm() / y.norm() <= 2 * ADDED["int8_dynamic"]
