@@ -54,7 +54,12 @@ def quantize(
             or data for a mode that takes none.
         ImportError: torchao is missing.
 
-    On a CPU, ``int8_weight`` and ``int4_weight`` compute in bf16 where the CPU does. https://github.com/pytorch/ao
+    In another process, import `fused_mlp.quantization` before ``torch.load``. Other files than
+    torch's (safetensors) go through torchao's own flattening, which knows every mode but
+    ``int4_weight`` on a CPU.
+
+    On a CPU, ``int8_weight`` and ``int4_weight`` compute in bf16 where the CPU does; ``int4_weight``
+    is for memory there, not for speed. https://github.com/pytorch/ao
 
     >>> import torch, fused_mlp
     >>> mlp = fused_mlp.quantize(fused_mlp.FusedMLP(64, 128), "int8_dynamic")

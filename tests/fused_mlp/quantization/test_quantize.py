@@ -3,6 +3,8 @@ refused."""
 
 import copy
 import io
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -385,3 +387,58 @@ def test_packed_and_transposed_projections_say_what_to_do():
             got = fused_mlp.quantize(module.eval(), "int8_dynamic")(x)
             # Weights rounded to 8 bits, and both activations.
             assert (got - y).norm() / y.norm() <= 2 * ADDED["int8_dynamic"]
+
+
+# ---------------------------------------------------------------- files
+
+LOAD = """
+import sys, torch, fused_mlp, fused_mlp.quantization
+for state, x, y in torch.load(sys.argv[1], weights_only=True):
+    module = fused_mlp.FusedMLP(128, 256, bias=True).eval()
+    module.load_state_dict(state, assign=True)
+    with torch.no_grad():
+        assert torch.equal(module(x), y)
+print("loaded")
+"""
+
+
+@torch.no_grad()
+def test_a_fresh_process_loads_every_mode(tmp_path):
+    x = torch.randn(5, D)
+    modules = [quantized(mlp(), mode) for mode in Q.MODES]
+    torch.save([(m.state_dict(), x, m(x)) for m in modules], tmp_path / "file")
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD, str(tmp_path / "file")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.endswith("loaded\n"), done.stderr
+
+
+@pytest.mark.parametrize("mode", [mode for mode in Q.MODES if mode != "int4_weight"])
+@torch.no_grad()
+def test_safetensors(mode):
+    """Through torchao's own flattening, which does not know the int4 layout for CPUs."""
+    files = pytest.importorskip("safetensors.torch")
+    support = pytest.importorskip("torchao.prototype.safetensors.safetensors_support")
+    module, x = quantized(mlp(), mode), torch.randn(5, D)
+    plain, metadata = support.flatten_tensor_state_dict(module.state_dict())
+    loaded = files.load(files.save(plain))
+    state, left = support.unflatten_tensor_state_dict(loaded, metadata)
+    fresh = mlp(seed=1).eval()
+    fresh.load_state_dict(state, assign=True)
+    assert not left
+    assert torch.equal(fresh(x), module(x))
+
+
+@pytest.mark.parametrize("mode", ["int8_dynamic", "int8_static", "int8_weight"])
+@torch.no_grad()
+def test_compiled_and_exported(mode):
+    module, x = quantized(mlp(), mode), torch.randn(5, D)
+    want = exact(module, x)
+    for traced in (
+        torch.compile(module, backend="aot_eager", fullgraph=True),
+        torch.export.export(module, (x,)).module(),
+    ):
+        assert (traced(x) - want).norm() / want.norm() <= ADDED[mode]
