@@ -3,7 +3,7 @@ nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ from torchao.quantization.qat.fake_quantize_config import Int4WeightFakeQuantize
 from torchao.quantization.quant_primitives import MappingType
 
 from .. import activations
+from ..integrations import adopt
 from ..modules import FusedMLP
 from . import modes, weights
 from .modes import Mode
@@ -42,7 +43,7 @@ def quantize(
             ``fp8_dynamic``.
         group_size: weights that share a scale in ``int4_weight``: 32, 64, 128 or 256.
         calibration: for ``int8_static``, inputs of ``module``: each a tensor, a tuple of arguments
-            or a dict of keywords.
+            or a mapping of keywords.
 
     Returns:
         ``module``. Its weights are torchao's tensors without gradients; ``state_dict`` saves them,
@@ -52,8 +53,10 @@ def quantize(
         ValueError: an unknown mode; no `FusedMLP` in ``module``; already quantized; a group size
             that does not divide the rows; NaN in a weight or in calibration; no calibration data,
             or data for a mode that takes none.
+        TypeError: a calibration input is a list.
         ImportError: torchao is missing.
 
+    Weights that are tied stay tied, but for int8_static, where each has its own input's scale.
     In another process, import `fused_mlp.quantization` before ``torch.load``. Other files than
     torch's (safetensors) go through torchao's own flattening, which knows every mode but
     ``int4_weight`` on a CPU.
@@ -77,12 +80,16 @@ def quantize(
     for name, mlp in found:
         _check(name, mlp, chosen, group_size)
     scales = _calibrate(module, found, calibration) if calibration is not None else {}
+    tied: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}  # by id; the first keeps it taken
     for name, mlp in found:
         _unprepare(mlp)
         for child, linear in _linears(mlp):
             act_scale = scales.get((name, child == mlp._fused_mlp.down))
-            made = weights.make(linear.weight, chosen, group_size, act_scale)
-            linear.weight = nn.Parameter(made, requires_grad=False)
+            before = linear.weight
+            if act_scale is not None or id(before) not in tied:
+                made = weights.make(before, chosen, group_size, act_scale)
+                tied[id(before)] = before, nn.Parameter(made, requires_grad=False)
+            linear.weight = tied[id(before)][1]
             if linear.bias is not None:
                 linear.bias.requires_grad_(False)
         setattr(mlp, _MODE, (mode, group_size))
@@ -152,6 +159,13 @@ def _fused_mlps(module: nn.Module) -> list[tuple[str, FusedMLP]]:
         if isinstance(m, FusedMLP)
     ]
     if not found:
+        blocks = [name or "it" for name, m in module.named_modules() if adopt.adopted(m)]
+        if blocks:
+            raise ValueError(
+                f"{type(module).__name__} holds no FusedMLP of its own: {', '.join(blocks)} is a "
+                "fused block, whose two layers quantize does not take; unfuse it and put its MLP "
+                "in a module of its own"
+            )
         raise ValueError(
             f"{type(module).__name__} holds no FusedMLP; make one with fused_mlp.fuse(model) or "
             "FusedMLP.from_module(mlp)"
@@ -246,11 +260,14 @@ def _observed(found: list[tuple[str, FusedMLP]]) -> Iterator[dict[tuple[str, boo
         at_input, at_hidden = _observer(name, "the input"), _observer(name, "the hidden activation")
         observers[name, False], observers[name, True] = at_input, at_hidden
 
-        def hook(mlp: FusedMLP, args: tuple, at_input=at_input, at_hidden=at_hidden) -> None:
-            at_input(args[0])
-            at_hidden(_hidden(mlp, args[0]))
+        def hook(
+            mlp: FusedMLP, args: tuple, kwargs: dict, at_input=at_input, at_hidden=at_hidden
+        ) -> None:
+            x = args[0] if args else next(iter(kwargs.values()))
+            at_input(x)
+            at_hidden(_hidden(mlp, x))
 
-        handles.append(mlp.register_forward_pre_hook(hook))
+        handles.append(mlp.register_forward_pre_hook(hook, with_kwargs=True))
     try:
         yield observers
     finally:
@@ -272,7 +289,11 @@ def _calibrate(
     try:
         with torch.no_grad(), _observed(found) as observers:
             for batch in calibration:
-                if isinstance(batch, dict):
+                if isinstance(batch, list):
+                    raise TypeError(
+                        "a calibration input is a list; make it a tuple of arguments or a tensor"
+                    )
+                if isinstance(batch, Mapping):  # a tokenizer's output is one, and no dict
                     module(**batch)
                 else:
                     module(*batch if isinstance(batch, tuple) else (batch,))

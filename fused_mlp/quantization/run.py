@@ -33,7 +33,7 @@ def run(x: Tensor, p: Params, act: Activation) -> Tensor:
     Raises:
         TypeError: ``x`` is not floating point.
         ValueError: ``x`` has another last size.
-        RuntimeError: ``x`` requires a gradient.
+        RuntimeError: ``x`` or a bias requires a gradient.
     """
     if not x.is_floating_point():
         raise TypeError(f"x is {x.dtype}; quantized weights take floating point")
@@ -48,6 +48,11 @@ def run(x: Tensor, p: Params, act: Activation) -> Tensor:
             "x requires a gradient, but quantized weights pass none on; use torch.no_grad() or "
             "x.detach(), or train with "
             "fused_mlp.quantization.prepare_qat before converting"
+        )
+    if torch.is_grad_enabled() and any(b is not None and b.requires_grad for b in p[3:]):
+        raise RuntimeError(
+            "a bias requires a gradient, but quantized weights pass none on; use torch.no_grad() "
+            "or module.requires_grad_(False)"
         )
     rows = x.reshape(-1, x.shape[-1])
     if rows.shape[0] == 0:

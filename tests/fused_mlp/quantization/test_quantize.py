@@ -5,6 +5,7 @@ import copy
 import io
 import subprocess
 import sys
+from collections import UserDict
 
 import pytest
 import torch
@@ -442,3 +443,49 @@ def test_compiled_and_exported(mode):
         torch.export.export(module, (x,)).module(),
     ):
         assert (traced(x) - want).norm() / want.norm() <= ADDED[mode]
+
+
+@pytest.mark.parametrize("mode", ["int8_dynamic", "int4_weight"])
+def test_tied_weights_stay_tied(mode):
+    first, second = mlp(), mlp(seed=1)
+    second.up_proj.weight = first.up_proj.weight
+    model = fused_mlp.quantize(nn.Sequential(first, second), mode, group_size=64)
+    assert first.up_proj.weight is second.up_proj.weight
+    kinds = {id(layer.weight) for module in model for layer in projections(module)}
+    assert len(kinds) == 5
+
+
+def test_tied_weights_have_their_own_fixed_scales():
+    first, second = mlp(), mlp(seed=1)
+    second.up_proj.weight = first.up_proj.weight
+    model = nn.Sequential(first, second)
+    fused_mlp.quantize(model, "int8_static", calibration=[torch.randn(20, D)])
+    scales = [float(module.up_proj.weight.act_quant_scale) for module in model]
+    assert scales[0] != scales[1]
+
+
+def test_calibration_takes_any_mapping_and_refuses_lists():
+    x = torch.randn(20, D)
+    module = fused_mlp.quantize(mlp(), "int8_static", calibration=[UserDict(x=x)])
+    assert float(module.up_proj.weight.act_quant_scale) == pytest.approx(
+        float(x.abs().max()) / 127.5
+    )
+    with refused(TypeError, "a calibration input is a list; make it a tuple"):
+        fused_mlp.quantize(mlp(), "int8_static", calibration=[[x]])
+
+
+def test_a_fused_block_is_no_fused_mlp():
+    block = nn.TransformerEncoderLayer(D, 4, H)
+    fused_mlp.fuse(block)
+    with refused(ValueError, "it is a fused block, whose two layers quantize does not take"):
+        fused_mlp.quantize(block, "int8_dynamic")
+
+
+def test_biases_of_a_loaded_module_do_not_train():
+    """A state_dict brings no refusal along; the gradient would miss all but the last bias."""
+    module = mlp().train()
+    module.load_state_dict(quantized(mlp(), "int8_dynamic").state_dict(), assign=True)
+    with refused(RuntimeError, "a bias requires a gradient, but quantized weights pass none on"):
+        module(torch.randn(2, D))
+    module.requires_grad_(False)
+    assert not module(torch.randn(2, D)).requires_grad
