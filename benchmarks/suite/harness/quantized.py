@@ -72,6 +72,15 @@ def stretched(model: nn.Module, seed: int) -> nn.Module:
     return model
 
 
+def fused_kernels() -> contextlib.AbstractContextManager:
+    """What the plan leaves to PyTorch, as it does where MLPs are this small, computes fused too."""
+    import torch
+
+    import fused_mlp
+
+    return fused_mlp.use_path("onednn" if torch.backends.mkldnn.is_available() else "eager")
+
+
 def accuracies(
     data: Data, seeds: int = SEEDS, comparisons: bool = True
 ) -> Iterator[dict[str, Any]]:
@@ -88,7 +97,8 @@ def accuracies(
     from .digits import classifier, judge, train
 
     for seed in range(seeds):
-        fused = stretched(train(classifier(data, seed, fused=True), data, seed), seed)
+        with fused_kernels():
+            fused = stretched(train(classifier(data, seed, fused=True), data, seed), seed)
         models = {
             mode: with_mode(fused, mode, [data.train_x])
             for mode in MODES
@@ -105,7 +115,8 @@ def accuracies(
         for mode in (*MODES, "longer", "longer, int4"):
             if mode in models:
                 model = models[mode]
-                right, loss = judge(model, data, torch.bfloat16 if mode == "bf16" else None)
+                with fused_kernels() if mode == "fused" else contextlib.nullcontext():
+                    right, loss = judge(model, data, torch.bfloat16 if mode == "bf16" else None)
                 size = sum(bytes_of(mlp) for mlp in model.mlps)
                 yield {
                     "what": "accuracy", "mode": mode, "seed": seed, "accuracy": right,
@@ -217,7 +228,10 @@ def divergences() -> Iterator[dict[str, Any]]:
             if mode in ("eager", "int4_qat"):
                 continue
             rounded = with_mode(model, mode, [(tokens,)])
-            with torch.inference_mode():
+            with (
+                torch.inference_mode(),
+                fused_kernels() if mode == "fused" else contextlib.nullcontext(),
+            ):
                 got = rounded(tokens).logits.float()
             said, meant = got.log_softmax(-1), want.log_softmax(-1)
             kl = F.kl_div(said, meant, log_target=True, reduction="none")
