@@ -42,6 +42,20 @@ def test_tune_writes_a_table_that_the_plan_then_reads(own_tables):
     assert plan.decide(measuring.query(CASES[0], CPU)).path == "onednn"
 
 
+@pytest.mark.parametrize(
+    ("times", "words"),
+    [
+        ({"eager": 100.0, "onednn": 125.0}, "eager 100.0 µs; onednn 1.25x slower"),
+        ({"eager": 100.0, "onednn": 100.1}, "eager 100.0 µs; onednn the same"),
+        ({"eager": 100.0}, "eager 100.0 µs, nothing else runs here"),
+    ],
+)
+def test_tune_says_what_eager_won_against(own_tables, times, words):
+    out = io.StringIO()
+    tuning.tune(CASES[:1], CPU, own_tables, out=out, measure=lambda *_: (times, {}))
+    assert out.getvalue().endswith(f"4 tokens: {words}\n")
+
+
 def test_tune_stopped_goes_on_where_it_was(own_tables):
     done = []
 
