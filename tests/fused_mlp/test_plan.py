@@ -121,6 +121,24 @@ def test_the_rule_for_a_cpu_without_a_table(table, tokens, hidden, path):
     assert plan.decide(query(tokens=tokens, hidden=hidden)).path == path
 
 
+@pytest.mark.parametrize(
+    "file", sorted(tables.FOLDER.glob("cpu-*.json")), ids=lambda file: file.stem
+)
+def test_the_rule_loses_little_wherever_a_cpu_was_measured(file):
+    entries = json.loads(file.read_text())["entries"]
+    lost = []
+    for e in entries:
+        shape = query(
+            e["tokens"], e["hidden"], e["intermediate"], dtype=getattr(torch, e["dtype"]),
+            training=e["training"], gated=e["gated"],
+        )  # fmt: skip
+        times = e["microseconds"]
+        if times.get(plan.rule(shape)[0], times["eager"]) > times["eager"] / 0.95:
+            lost.append(e)
+    assert entries
+    assert not lost
+
+
 def test_the_rule_for_a_gpu_without_a_table():
     """No device is asked: a plan is a function of the query."""
     cuda = torch.device("cuda", 0)
