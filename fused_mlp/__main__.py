@@ -184,7 +184,7 @@ def _with(case: Case, activation: str) -> Case:
 
 def _compare(cases: list[Case], device: torch.device, seconds: float, as_json: bool) -> int:
     rows = []
-    for case in [comparing.OVERHEAD, *cases]:
+    for case in dict.fromkeys([comparing.OVERHEAD, *cases]):
         print(f"{case} ...", file=sys.stderr)
         rows.append(comparing.compare(case, device, seconds))
     if as_json:

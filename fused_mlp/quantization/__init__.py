@@ -8,6 +8,7 @@ and refuses what cannot work.
 
 from __future__ import annotations
 
+from . import library  # before all that imports torchao  # noqa: F401
 from .convert import prepare_qat, quantize
 from .modes import MODES, Mode
 from .weights import bytes_of, dequantize, is_quantized

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torchao.prototype.quantization.int4.int4_opaque_tensor import Int4OpaqueTensor
+from torchao.quantization import Float8Tensor, Int4Tensor, Int8Tensor, PerRow, PerTensor
+from torchao.quantization.quantize_.workflows import (
+    QuantizeTensorToFloat8Kwargs,
+    QuantizeTensorToInt8Kwargs,
+)
+from torchao.utils import should_reduce_range
 
 from .modes import GROUPS, Mode
-
-try:
-    from torchao.prototype.quantization.int4.int4_opaque_tensor import Int4OpaqueTensor
-    from torchao.quantization import Float8Tensor, Int4Tensor, Int8Tensor, PerRow, PerTensor
-    from torchao.quantization.quantize_.workflows import (
-        QuantizeTensorToFloat8Kwargs,
-        QuantizeTensorToInt8Kwargs,
-    )
-    from torchao.utils import should_reduce_range
-except ImportError as error:
-    raise ImportError(
-        f"fused_mlp.quantize needs torchao ({error}); install it with: pip install "
-        "'fused_mlp[quant]'"
-    ) from error
 
 TYPES = (Int8Tensor, Int4Tensor, Int4OpaqueTensor, Float8Tensor)
 

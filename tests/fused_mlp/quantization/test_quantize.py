@@ -3,6 +3,7 @@ refused."""
 
 import copy
 import io
+import logging
 import subprocess
 import sys
 from collections import UserDict
@@ -18,7 +19,7 @@ from fused_mlp import reference
 pytest.importorskip("torchao")
 
 from fused_mlp import quantization as Q
-from fused_mlp.quantization import weights
+from fused_mlp.quantization import library, weights
 
 D, H = 128, 256
 
@@ -489,3 +490,29 @@ def test_biases_of_a_loaded_module_do_not_train():
         module(torch.randn(2, D))
     module.requires_grad_(False)
     assert not module(torch.randn(2, D)).requires_grad
+
+
+def test_without_torchao_the_error_says_what_to_install():
+    code = (
+        "import sys; sys.modules['torchao'] = None; import fused_mlp\n"
+        "try: fused_mlp.quantize\n"
+        "except ImportError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'fused_mlp[quant]'" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "cuda", "said"),
+    [
+        ("Failed to load _C.so: no CUDA", None, False),
+        ("Failed to load _C.so: no CUDA", "13.0", True),
+        ("<enum 'K'> is an Enum subclass and is now natively supported", "13.0", False),
+        ("Skipping import of cpp extensions due to incompatible torch version", None, True),
+    ],
+)
+def test_torchaos_import_says_what_can_be_acted_on(monkeypatch, text, cuda, said):
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.version, "hip", None)
+    record = logging.LogRecord("torchao", logging.WARNING, "", 0, text, (), None)
+    assert library.news(record) == said
