@@ -13,19 +13,8 @@ from torch.nn import functional as F
 
 from fused_mlp import FusedMLP, explain, fuse, fused_mlp, plan, use_path
 
+from .models import HIDDEN, WIDTH, Twofold, adopted, own, scaled
 from .problems import problem
-from .test_surroundings import HIDDEN, WIDTH, Llama, Twofold, scaled
-
-
-def own() -> FusedMLP:
-    return FusedMLP(HIDDEN, WIDTH)
-
-
-def adopted() -> nn.Module:
-    module = Llama()
-    fuse(module)
-    return module
-
 
 BOTH = pytest.mark.parametrize("make", [own, adopted])
 

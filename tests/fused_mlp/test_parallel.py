@@ -13,7 +13,7 @@ from torch import nn
 
 from fused_mlp import FusedMLP, explain, fuse, machine, onednn, plan, unfuse, use_path
 
-from .test_surroundings import HIDDEN, WIDTH, Llama
+from .models import HIDDEN, WIDTH, Llama, adopted, own
 
 if not dist.is_available():
     pytest.skip("this torch has no distributed package", allow_module_level=True)
@@ -21,16 +21,6 @@ if not dist.is_available():
 # As large as the plan gives to the package's own autograd node.
 TOKENS = plan.AUTOGRAD_BELOW // WIDTH + 1
 LARGE = torch.randn(TOKENS, HIDDEN, generator=torch.Generator().manual_seed(0)) / 16
-
-
-def own() -> FusedMLP:
-    return FusedMLP(HIDDEN, WIDTH)
-
-
-def adopted() -> nn.Module:
-    module = Llama()
-    fuse(module)
-    return module
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ or its original code runs and `explain` says why.
 
 import copy
 import re
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -15,23 +14,10 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 from fused_mlp import FusedMLP, PathError, explain, functional, fuse, unfuse, use_path
 
+from .models import HIDDEN, WIDTH, Llama, Twofold, scaled
 from .problems import assert_as_exact_as_eager
 
-HIDDEN, WIDTH = 12, 20
 FUSED = "tokens"  # `explain` lists paths by tokens
-
-
-class Llama(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(HIDDEN, WIDTH, bias=False)
-        self.up_proj = nn.Linear(HIDDEN, WIDTH, bias=False)
-        self.down_proj = nn.Linear(WIDTH, HIDDEN, bias=False)
-        self.act_fn: nn.Module | Callable[[Tensor], Tensor] = nn.SiLU()
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        gate = self.act_fn(self.gate_proj(hidden_states))
-        return self.down_proj(gate * self.up_proj(hidden_states))
 
 
 class WithFunction(Llama):
@@ -53,11 +39,6 @@ class Converting(Llama):
 
 def sequential() -> nn.Sequential:
     return nn.Sequential(nn.Linear(HIDDEN, WIDTH), nn.GELU(), nn.Linear(WIDTH, HIDDEN))
-
-
-class Twofold(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        return 2 * super().forward(x)
 
 
 def outcome(module: nn.Module, x: Tensor) -> list[Tensor]:
@@ -83,10 +64,6 @@ def assert_as_unfused(module: nn.Module, tokens: int = 9) -> None:
         assert_as_exact_as_eager(outcome(module, x), eager, exact, exact)
     for p, q in zip(module.parameters(), twin.parameters(), strict=True):
         assert (p.grad is None) == (q.grad is None)
-
-
-def scaled(_module: nn.Module, _args: object, out: Tensor) -> Tensor:
-    return 1.5 * out
 
 
 def activation_hooked(m):
