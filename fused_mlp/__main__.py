@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -18,8 +18,14 @@ from . import comparing, machine, measuring, plan, tables, tuning
 from .measuring import Case
 
 
-def _ints(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above zero")
+    return int(text)
+
+
+def _tokens(text: str) -> list[int]:
+    return [_positive(part) for part in text.split(",")]
 
 
 def _shapes(text: str) -> list[tuple[int, int]]:
@@ -30,12 +36,31 @@ def _shapes(text: str) -> list[tuple[int, int]]:
             raise argparse.ArgumentTypeError(
                 f"{part!r} is not hidden/intermediate, such as 768/3072"
             )
-        shapes.append((int(hidden), int(intermediate)))
+        shapes.append((_positive(hidden), _positive(intermediate)))
     return shapes
 
 
-def _words(text: str) -> list[str]:
-    return text.split(",")
+def _device(text: str) -> torch.device:
+    kind = text.partition(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither cpu nor cuda")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise argparse.ArgumentTypeError("torch finds no GPU here")
+    try:
+        return torch.device(text)
+    except RuntimeError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _some_of(*known: str) -> Callable[[str], list[str]]:
+    def parse(text: str) -> list[str]:
+        words = text.split(",")
+        for word in words:
+            if word not in known:
+                raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join(known)}")
+        return words
+
+    return parse
 
 
 def _dtypes(text: str) -> list[str]:
@@ -49,22 +74,24 @@ def _dtypes(text: str) -> list[str]:
 
 def _case_arguments(parser: argparse.ArgumentParser, tokens: list[int]) -> None:
     there = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--device", default=there, help=f"cuda or cpu (here: {there})")
+    parser.add_argument(
+        "--device", type=_device, default=there, help=f"cuda or cpu (here: {there})"
+    )
     parser.add_argument("--shapes", type=_shapes, default=tuning.SHAPES, help="768/3072,...")
-    parser.add_argument("--tokens", type=_ints, default=tokens, help="1,16,128,...")
+    parser.add_argument("--tokens", type=_tokens, default=tokens, help="1,16,128,...")
     parser.add_argument("--dtypes", type=_dtypes, default=None, help="fp32,bf16,fp16")
-    parser.add_argument(
-        "--forms", type=_words, default=["gated", "plain"], help="gated,plain (both)"
-    )
-    parser.add_argument(
-        "--modes", type=_words, default=["inference", "training"], help="inference,training (both)"
-    )
+    for name, known in (("--forms", ["gated", "plain"]), ("--modes", ["inference", "training"])):
+        text = f"{','.join(known)} (both)"
+        parser.add_argument(name, type=_some_of(*known), default=known, help=text)
+
+
+def _timing_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="time for each case (default 1)")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
+    parser.add_argument("--threads", type=_positive, default=1, help="CPU threads (default 1)")
 
 
 def _cases(args: argparse.Namespace) -> list[Case]:
-    dtypes = args.dtypes or (["bfloat16"] if args.device.startswith("cuda") else ["float32"])
+    dtypes = args.dtypes or (["bfloat16"] if args.device.type == "cuda" else ["float32"])
     gated = [form == "gated" for form in args.forms]
     training = [mode == "training" for mode in args.modes]
     return list(measuring.grid(args.shapes, args.tokens, dtypes, gated, training))
@@ -98,6 +125,7 @@ def parser() -> argparse.ArgumentParser:
         "tune --dtypes fp32 --tokens 16,128",
     )
     _case_arguments(tune, tokens)
+    _timing_arguments(tune)
     tune.add_argument(
         "--folder",
         type=Path,
@@ -114,6 +142,7 @@ def parser() -> argparse.ArgumentParser:
         "compare --shapes 768/3072 --modes inference",
     )
     _case_arguments(compare, tokens)
+    _timing_arguments(compare)
     compare.add_argument("--json", action="store_true", help="for programs")
 
     from .profiling import cli as profiling
@@ -142,12 +171,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         from . import gpu_check
 
         return gpu_check.main(args.folder, as_json=args.json)
-    device = torch.device(args.device)
-    torch.set_num_threads(args.threads)
+    device = args.device
     try:
         cases = _cases(args)
         if args.command == "explain":
             return _explain(cases, device, args.activation, args.json)
+        torch.set_num_threads(args.threads)
         if args.command == "tune":
             file = tuning.tune(cases, device, args.folder, seconds=args.seconds, again=args.again)
             print(file)

@@ -158,12 +158,26 @@ def test_tune_and_compare_for_real_on_this_cpu(own_tables, capsys):
     assert "0.0 MiB" in text
     assert main(["compare", *arguments, "--json"]) == 0
     assert {r["path"] for r in json.loads(capsys.readouterr().out)} <= set(plan.PATHS)
+    del arguments[4:6]  # explain measures nothing, so takes no --seconds
     assert main(["explain", *arguments]) == 0
     assert "path    " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    "arguments", [["tune", "--shapes", "768"], ["tune", "--dtypes", "fp99"], ["melt"], []], ids=str
+    "arguments",
+    [
+        ["tune", "--shapes", "768"],
+        ["tune", "--dtypes", "fp99"],
+        ["tune", "--shapes", "768/none"],
+        ["tune", "--tokens", "1,-3"],
+        ["tune", "--device", "tpu"],
+        ["tune", "--modes", "traning"],
+        ["compare", "--forms", "plain,gatd"],
+        ["explain", "--seconds", "1"],
+        ["melt"],
+        [],
+    ],
+    ids=str,
 )
 def test_bad_usage_is_2(arguments):
     with pytest.raises(SystemExit) as exit_:
