@@ -50,14 +50,17 @@ class Page:
 
 
 def newest_pairs(runs: Sequence[Run], line: Sequence[str]) -> list[tuple[str, str, str]]:
-    """(machine, base, head): the two newest commits on `line` each machine has measured."""
+    """(machine, base, head): the two newest commits on `line` each machine has measured, the machine
+    with the newest first.
+    """
     place = {commit: i for i, commit in enumerate(line)}
     homes: dict[str, set[str]] = defaultdict(set)
     for run in runs:
         if run.commit in place:
             homes[run.machine].add(run.commit)
     ordered = {home: sorted(found, key=place.__getitem__) for home, found in homes.items()}
-    return [(home, found[-2], found[-1]) for home, found in ordered.items() if len(found) > 1]
+    pairs = [(home, found[-2], found[-1]) for home, found in ordered.items() if len(found) > 1]
+    return sorted(pairs, key=lambda pair: place[pair[2]], reverse=True)
 
 
 def _hardware(run: Run) -> str:

@@ -61,8 +61,14 @@ def test_newest_two_commits_of_each_home_on_the_line() -> None:
         def __init__(self, machine: str, commit: str):
             self.machine, self.env, self.commit = machine, "e", commit
 
-    runs = [Stub("m", c) for c in ("c3", "c1", "c2", "branch")] + [Stub("n", "c1")]
-    assert newest_pairs(runs, ["c1", "c2", "c3"]) == [("m", "c2", "c3")]  # type: ignore[arg-type]
+    def pairs(**measured: str) -> list[tuple[str, str, str]]:
+        runs = [
+            Stub(machine, commit) for machine in measured for commit in measured[machine].split()
+        ]
+        return newest_pairs(runs, ["c1", "c2", "c3", "c4"])  # type: ignore[arg-type]
+
+    assert pairs(m="c3 c1 c2 branch", n="c1") == [("m", "c2", "c3")]
+    assert pairs(m="c1 c2", n="c4 c1") == [("n", "c1", "c4"), ("m", "c1", "c2")]
 
 
 @pytest.fixture(scope="module")
