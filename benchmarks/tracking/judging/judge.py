@@ -293,7 +293,7 @@ def _names(row: Noise, rule: Rule) -> list[str]:
     if row.drifting[0]:
         names.append("drifting")
     if too_noisy(row, rule)[0]:
-        names.append("too noisy to gate")
+        names.append("too noisy for small changes")
     elif row.sigma[0] > rule.noisy:
         names.append("noisy")
     return names

@@ -149,7 +149,7 @@ def test_base_run_again_must_agree_in_size_and_in_pairs(base) -> None:
 @pytest.mark.parametrize(
     ("values", "name"),
     [
-        (noisy(50, 0.08), "too noisy to gate"),
+        (noisy(50, 0.08), "too noisy for small changes"),
         (noisy(50, 0.03), "noisy"),
         (noisy(50, 0.003) * np.exp(0.002 * np.arange(50)), "drifting"),
     ],
