@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from asv.publishing import OutputPublisher
 from . import commits
 from .gate import command as gate
 from .gate.compare import compare
-from .gate.render import amount, change, summary, why
+from .gate.render import amount, change, detectable, summary, why
 from .judging.verdict import Outcome, Report, Verdict
 from .results import Problem, Run, load
 
@@ -93,11 +92,6 @@ def render(project: str, pages: Sequence[Page], problems: Sequence[Problem] = ()
     template = environment.from_string(
         Path(__file__).with_name("what_changed.html.j2").read_text(encoding="utf-8")
     )
-
-    def detectable(verdict: Verdict) -> str:
-        if not math.isfinite(verdict.detectable):
-            return "–"
-        return f"{100 * math.expm1(verdict.detectable):.1f} %" if verdict.detectable else "any"
 
     return template.render(
         project=project,

@@ -128,7 +128,7 @@ def terminal(report: Report, everything: bool = False, console: Console | None =
     """Print the report: worst first, why, then what stands apart, then one line of counts."""
     out = console or Console()
     if console is None and not out.is_terminal:
-        out = Console(width=140)
+        out = Console(width=120)
     table = Table(title=f"{report.base[:8]} → {report.head[:8]}", show_edge=False, pad_edge=False)
     for name, justify in _COLUMNS:
         table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
@@ -138,12 +138,10 @@ def terminal(report: Report, everything: bool = False, console: Console | None =
         name = v.series.name if len(homes) < 2 else f"{v.series.machine} {v.series.name}"
         table.add_row(
             Text(v.outcome.value, style=_COLOURS[v.outcome]),
-            Text(printable(name)),
-            amount(v.old, v.unit),
-            amount(v.new, v.unit),
+            Text.assemble(printable(name), "\n", (printable(why(v)), "dim")),
+            f"{amount(v.old, v.unit)} → {amount(v.new, v.unit)}",
             change(v),
             detectable(v),
-            Text(printable(why(v))),
         )
     if rows:
         out.print(table)
@@ -165,12 +163,10 @@ def terminal(report: Report, everything: bool = False, console: Console | None =
 
 _COLUMNS = (
     ("verdict", "left"),
-    ("benchmark", "left"),
-    ("old", "right"),
-    ("new", "right"),
+    ("benchmark, and why", "left"),
+    ("old → new", "right"),
     ("change", "right"),
     ("can see", "right"),
-    ("why", "left"),
 )
 
 
