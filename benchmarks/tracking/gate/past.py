@@ -149,7 +149,9 @@ def judge_history(
     if not verdicts:
         said.append("no results of this history's commits; run asv first")
     first, last = _ends(homes, place, line)
-    return Report(first, last, tuple(verdicts), tuple(said))
+    short = sorted({v.series.name for v in verdicts if v.outcome is Outcome.NOT_MEASURED})
+    apart = {f"fewer values than the {2 * _PIECE} that steps need": tuple(short)} if short else {}
+    return Report(first, last, tuple(verdicts), tuple(said), apart=apart)
 
 
 def _reach(line: Sequence[str]) -> Callable[[str, str], Callable[[str], bool]]:

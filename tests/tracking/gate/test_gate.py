@@ -278,6 +278,15 @@ def test_history_finds_a_step_and_its_commits(tmp_path: Path, capsys) -> None:
     assert math.isclose(found["percent"], 6, abs_tol=1)
 
 
+def test_a_short_history_is_one_line_and_no_table(tmp_path: Path, capsys) -> None:
+    hashes = repository(tmp_path, 19)
+    history(tmp_path / "results", hashes, lambda at, s: 1e-3)
+    cli(tmp_path, "--history")
+    said = capsys.readouterr().out
+    assert "fewer values than the 20 that steps need: " in said
+    assert "old → new" not in said
+
+
 def test_outputs_agree_with_the_exit_code(project, tmp_path: Path) -> None:
     folder, _ = project
     names = {n: tmp_path / n for n in ("json", "markdown", "junit", "annotations")}
