@@ -73,6 +73,9 @@ def results(p: Problem, y: Tensor, dy: Tensor) -> list[Tensor]:
     return [y.detach(), *torch.autograd.grad(y, p.tensors, dy.to(y.dtype))]
 
 
+FEW = 256  # elements
+
+
 def assert_as_exact_as_eager(
     got: list[Tensor], eager: list[Tensor], exact: list[Tensor], sizes: list[Tensor]
 ) -> None:
@@ -84,14 +87,14 @@ def assert_as_exact_as_eager(
     error the worst relative one of all its results.
     """
     scales = [
-        max((c if c.numel() >= 64 else s).abs().max().item(), 1e-300) if c.numel() else 1.0
+        max((c if c.numel() >= FEW else s).abs().max().item(), 1e-300) if c.numel() else 1.0
         for c, s in zip(exact, sizes, strict=True)
     ]
     relative = [_error(b, c) / s for b, c, s in zip(eager, exact, scales, strict=True)]
     for i, (a, b, c, scale) in enumerate(zip(got, eager, exact, scales, strict=True)):
         assert a.dtype == b.dtype
         assert a.shape == c.shape
-        own = relative[i] if c.numel() >= 64 else max(relative)
+        own = relative[i] if c.numel() >= FEW else max(relative)
         if a.dtype == torch.float64:
             own = max(own, 4 * torch.finfo(a.dtype).eps)  # the yardstick is rounded as well
         error, allowed = _error(a, c) / scale, 2 * own + torch.finfo(a.dtype).eps
