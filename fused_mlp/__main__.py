@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,6 +23,16 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above zero")
     return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above zero")
+    return seconds
 
 
 def _tokens(text: str) -> list[int]:
@@ -68,7 +79,7 @@ def _dtypes(text: str) -> list[str]:
     names = [short.get(name, name) for name in text.split(",")]
     for name in names:
         if not isinstance(getattr(torch, name, None), torch.dtype):
-            raise argparse.ArgumentTypeError(f"{name!r} is not a dtype")
+            raise argparse.ArgumentTypeError(f"{name!r} is not a dtype, such as fp32, bf16 or fp16")
     return names
 
 
@@ -86,7 +97,9 @@ def _case_arguments(parser: argparse.ArgumentParser, tokens: list[int]) -> None:
 
 
 def _timing_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seconds", type=float, default=1.0, help="time for each case (default 1)")
+    parser.add_argument(
+        "--seconds", type=_seconds, default=1.0, help="time for each case (default 1)"
+    )
     parser.add_argument("--threads", type=_positive, default=1, help="CPU threads (default 1)")
 
 
@@ -213,8 +226,9 @@ def _with(case: Case, activation: str) -> Case:
 
 def _compare(cases: list[Case], device: torch.device, seconds: float, as_json: bool) -> int:
     rows = []
-    for case in dict.fromkeys([comparing.OVERHEAD, *cases]):
-        print(f"{case} ...", file=sys.stderr)
+    each = dict.fromkeys([comparing.OVERHEAD, *cases])
+    for number, case in enumerate(each, 1):
+        print(f"[{number}/{len(each)}] {case} ...", file=sys.stderr)
         rows.append(comparing.compare(case, device, seconds))
     if as_json:
         print(json.dumps([row.json() for row in rows], indent=2))

@@ -152,8 +152,10 @@ def test_tune_and_compare_for_real_on_this_cpu(own_tables, capsys):
     entries = json.loads(file.read_text())["entries"]
     assert len(entries) == 4
     assert all(e["microseconds"]["eager"] > 0 for e in entries)
+    capsys.readouterr()
     assert main(["compare", *arguments]) == 0
-    text = capsys.readouterr().out
+    text, progress = capsys.readouterr()
+    assert progress.splitlines()[-1].startswith("[5/5] "), "four cases and the host's overhead"
     assert "host overhead" in text
     assert "0.0 MiB" in text
     assert main(["compare", *arguments, "--json"]) == 0
@@ -173,6 +175,8 @@ def test_tune_and_compare_for_real_on_this_cpu(own_tables, capsys):
         ["tune", "--device", "tpu"],
         ["tune", "--modes", "traning"],
         ["compare", "--forms", "plain,gatd"],
+        ["tune", "--seconds", "0"],
+        ["compare", "--seconds", "nan"],
         ["explain", "--seconds", "1"],
         ["melt"],
         [],
