@@ -8,6 +8,7 @@ import re
 import subprocess
 import threading
 from collections.abc import Iterator
+from html import escape
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,20 @@ def test_what_changed_opens_from_a_folder_too(
     assert "toy" in dom
     assert "cpu " in dom, "the machine is named with its hardware"
     assert picture.stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_what_changed_fits_a_phone_and_a_screen(width: int, chromium: str, tmp_path: Path) -> None:
+    """No table is wider than its page, which would hide the change behind a scroll bar."""
+    name = "latency.Inference.track_latency(qwen3_expert, prompt, fp32, fused)"
+    page = escape(page_of(verdict(name, Outcome.REGRESSED, 0.1)))
+    probe = tmp_path / "probe.html"
+    probe.write_text(
+        f"""<iframe width={width} srcdoc="{page}" onload="document.title = 'hidden: ' +
+        [...contentDocument.querySelectorAll('.scroll')].map(e => e.scrollWidth - e.clientWidth)">"""
+    )
+    dom, _ = browse(chromium, tmp_path, probe.as_uri())
+    assert "<title>hidden: 0</title>" in dom
 
 
 def test_stock_assets_that_need_a_network_are_gone(site: tuple[Path, str]) -> None:
