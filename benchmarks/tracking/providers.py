@@ -166,7 +166,7 @@ def run(args: argparse.Namespace) -> int:
         return USAGE
     found = [line for one in chosen for line in lines(one) if args.dtype in (None, line.dtype)]
     if not found:
-        print("providers: nothing was measured there; run asv first")
+        print(f"providers: {_nothing(chosen, args)}")
         return 4
     if args.json:
         print(json.dumps([asdict(line) for line in found], indent=1))
@@ -192,6 +192,16 @@ def run(args: argparse.Namespace) -> int:
                 args.markdown,
             )
     return 0
+
+
+def _nothing(chosen: list[Run], args: argparse.Namespace) -> str:
+    """Why there is no line to show, and what to do."""
+    there = sorted({line.dtype for one in chosen for line in lines(one)})
+    if there:
+        return f"nothing was measured in {args.dtype}; there is {', '.join(there)}"
+    commit = args.commit or "HEAD"
+    where = f" of machine {args.machine}" if args.machine else ""
+    return f"no latency{where} at {commit}; asv run {commit}^! measures it"
 
 
 def _runs(args: argparse.Namespace) -> list[Run]:

@@ -126,3 +126,14 @@ def test_images_have_a_table_and_what_failed_its_reason(
     assert "fused_aoti" in failed
     assert "liger" not in said, "not applicable: neither measured nor failed"
     assert said.index("tiny") < said.index("convnext_t") < said.index("failed")
+
+
+def test_nothing_to_show_says_what_there_is_or_what_measures_it(
+    tmp_path: Path, monkeypatch, capsys
+) -> None:
+    results = str(measured(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert main(["providers", "--results", results, "--dtype", "int8"]) == 4
+    assert "nothing was measured in int8; there is fp32" in capsys.readouterr().out
+    assert main(["providers", "--results", results, "--machine", "none"]) == 4
+    assert "no latency of machine none at HEAD; asv run HEAD^!" in capsys.readouterr().out

@@ -82,6 +82,8 @@ def compare(args: argparse.Namespace, runner: Runner | None = None) -> Report:
         all_cases += theirs
     if isinstance(runner, Asv):
         notes += runner.log
+    if args.bench and any(p.base and p.head for p in found) and not verdicts:
+        notes.append(f"no benchmark's name matches --bench {args.bench}")
     return assemble(base, head, all_cases, verdicts, notes)
 
 
@@ -155,7 +157,7 @@ def _within(hashes: set[str]) -> Callable[[str], bool]:
 
 def _complaints(pair: Pair, base: str, head: str, environments: bool) -> list[str]:
     lines = [
-        f"{pair.machine}: no result for {name} {commit[:8]}"
+        f"{pair.machine}: no result for {name} {commit[:8]}; on that machine: asv run {commit[:8]}^!"
         for side, name, commit in ((pair.base, "base", base), (pair.head, "head", head))
         if side is None
     ]

@@ -130,6 +130,19 @@ def test_no_results_is_not_a_pass(tmp_path: Path, capsys) -> None:
     assert "run asv" in capsys.readouterr().out
 
 
+def test_what_is_missing_is_said_with_the_command_for_it(tmp_path: Path, capsys) -> None:
+    base, head = repository(tmp_path, 2)
+    rows = {"a.B.track_launches": [[2.0], [], "1"]}
+    write(tmp_path / "results", result(head, rows))
+    assert cli(tmp_path, "HEAD~1", "HEAD") == 4
+    assert f"asv run {base[:8]}^!" in capsys.readouterr().out
+    write(tmp_path / "results", result(base, rows))
+    assert cli(tmp_path, "HEAD~1", "HEAD") == 0
+    capsys.readouterr()
+    assert cli(tmp_path, "HEAD~1", "HEAD", "--bench", "latncy") == 4
+    assert "no benchmark's name matches --bench latncy" in capsys.readouterr().out
+
+
 def test_unlike_systems_are_not_compared(tmp_path: Path, capsys) -> None:
     hashes = repository(tmp_path, 2)
     random = np.random.default_rng(0)
