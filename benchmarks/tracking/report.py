@@ -69,10 +69,18 @@ def serve(html_dir: Path, port: int) -> int:
     return 0
 
 
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port: 0 (any that is free) to 65535")
+    return int(text)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--port", type=int, default=8765, help="port on 127.0.0.1 (default 8765)")
+    parser.add_argument("--port", type=_port, default=8765, help="port on 127.0.0.1 (default 8765)")
     parser.add_argument("--no-serve", action="store_true", help="publish only")
-    parser.add_argument("--html-dir", type=Path, default=Path(".asv/html"))
+    parser.add_argument(
+        "--html-dir", type=Path, default=Path(".asv/html"), help="where the pages go (.asv/html)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.__main__ import main
 from benchmarks.tracking.changes import PAGE, Page, newest_pairs, render
 from benchmarks.tracking.judging.verdict import Outcome, Report, Series, Verdict
 
@@ -140,6 +141,14 @@ def test_what_changed_fits_a_phone_and_a_screen(width: int, chromium: str, tmp_p
     )
     dom, _ = browse(chromium, tmp_path, probe.as_uri())
     assert "<title>hidden: 0</title>" in dom
+
+
+@pytest.mark.parametrize("port", ["80000", "-1", "http"])
+def test_a_port_that_is_none_is_refused_before_anything_is_published(port: str, capsys) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["report", "--port", port])
+    assert exit_.value.code == 2
+    assert "is no port" in capsys.readouterr().err
 
 
 def test_stock_assets_that_need_a_network_are_gone(site: tuple[Path, str]) -> None:
