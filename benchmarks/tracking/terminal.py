@@ -16,6 +16,8 @@ from asv.console import log
 # In a log, a line now and then; a terminal gets the suite's own lines at once.
 _EVERY_SECONDS = 10.0
 _FAILURES_SHOWN = 5
+# Printed with a unit of their own in each cell; the others' stands beside the status.
+_SCALED = ("seconds", "bytes")
 
 
 def measured_table(results, benchmark) -> tuple[str, str | None]:
@@ -27,6 +29,7 @@ def measured_table(results, benchmark) -> tuple[str, str | None]:
     values = results.get_result_value(name, axes)
     failed = sum(value is None for value in values)
     status = f"{failed} failed" if failed else "ok"
+    unit = "" if benchmark["unit"] in _SCALED else f" ({benchmark['unit']})"
     if not axes:
         shown = "failed" if failed else util.human_value(values[0], benchmark["unit"])
         return shown, None
@@ -44,11 +47,11 @@ def measured_table(results, benchmark) -> tuple[str, str | None]:
     rows += [[*key, *(row.get(column, "") for column in used)] for key, row in cells.items()]
     table = util.format_text_table(rows, num_headers=1)
     reasons = _reasons(results.stderr.get(name) or "") if failed else []
-    return status, "\n".join([table, *reasons])
+    return status + unit, "\n".join([table, *reasons])
 
 
 def _amount(value: float, unit: str) -> str:
-    if isinstance(value, float) and unit not in ("seconds", "bytes"):
+    if isinstance(value, float) and unit not in _SCALED:
         return f"{value:.4g}"
     return util.human_value(value, unit)
 
