@@ -179,7 +179,7 @@ def test_tables():
     )
     assert "26.0%" in text
     assert "4.00×" in text
-    assert "50.0 (4.00×)" in text
+    assert "50.00 (4.00×)" in text
     assert "1.0e-02 1.0e-06" in text
 
 
@@ -187,6 +187,9 @@ def test_tables():
     ("arguments", "words"),
     [
         (["--only", "speed", "--shape", "12"], "is not hidden/intermediate"),
+        (["--only", "speed", "--shape", "12/x"], "is not whole numbers above zero"),
+        (["--tokens", "16,many"], "'16,many' is not whole numbers above zero"),
+        (["--tokens", "0"], "is not whole numbers above zero"),
         (["--seeds", "0"], "must be at least 1"),
         (["--only", "accuracy", "--idx", "nowhere"], "has no train-images-idx3-ubyte"),
     ],

@@ -46,23 +46,32 @@ def _results(args: argparse.Namespace) -> dict[str, Any]:
     results: dict[str, Any] = {}
     if args.seeds < 1 or args.rounds < 1:
         raise ValueError("seeds and rounds must be at least 1")
+    # Asked before anything is measured, which takes minutes.
+    shape = _sizes(args.shape, "/")
+    if len(shape) != 2:
+        raise ValueError(f"{args.shape!r} is not hidden/intermediate, such as 2048/7168")
+    counts = _sizes(args.tokens, ",")
     if args.only in (None, "accuracy"):
         data = idx_folder(args.idx) if args.idx else digits()
         results["data"] = data.name
         results["accuracy"] = list(quantized.accuracies(data, args.seeds))
     if args.only in (None, "speed"):
-        hidden, slash, intermediate = args.shape.partition("/")
-        if not slash:
-            raise ValueError(f"{args.shape!r} is not hidden/intermediate, such as 2048/7168")
-        modules = quantized.llama_like((int(hidden), int(intermediate)))
+        modules = quantized.llama_like(shape)
         del modules["fp8_dynamic"]  # emulated on a CPU: its time means nothing
         results["shape"], results["speed"] = args.shape, {}
-        for tokens in map(int, args.tokens.split(",")):
+        for tokens in counts:
             taken = quantized.speeds(modules, tokens, args.rounds, limit=30.0)
             results["speed"][tokens] = {m: statistics.median(s) for m, s in taken.items()}
     if args.only in (None, "models"):
         results["models"] = list(quantized.divergences())
     return results
+
+
+def _sizes(text: str, separator: str) -> tuple[int, ...]:
+    parts = text.split(separator)
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise ValueError(f"{text!r} is not whole numbers above zero, parted by {separator!r}")
+    return tuple(map(int, parts))
 
 
 def tables(results: dict[str, Any]) -> str:
@@ -105,20 +114,17 @@ def _accuracy(rows: list[dict[str, Any]], name: str, speed: dict | None) -> str:
 
 
 def _speed(speed: dict[int, dict[str, float]], shape: str) -> str:
-    modes = next(iter(speed.values()))
     lines = [
         f"a gated silu MLP of {shape}, fp32 in and out (bf16: bf16), one thread: median ms, and "
         "times as fast as eager fp32",
-        f"{'tokens':<8}" + "".join(f"{mode:>19}" for mode in modes),
+        f"{'mode':<14}" + "".join(f"{f'{tokens} tokens':>18}" for tokens in speed),
     ]
-    for tokens, row in speed.items():
-        line = f"{tokens:<8}"
-        for mode in modes:
-            cell = (
-                f"{1e3 * row[mode]:.1f} ({row['eager'] / row[mode]:.2f}×)" if mode in row else "–"
-            )
-            line += f"{cell:>19}"
-        lines.append(line)
+    for mode in next(iter(speed.values())):
+        cells = [
+            f"{1e3 * row[mode]:.2f} ({row['eager'] / row[mode]:.2f}×)" if mode in row else "–"
+            for row in speed.values()
+        ]
+        lines.append(f"{mode:<14}" + "".join(f"{cell:>18}" for cell in cells))
     return "\n".join(lines)
 
 
