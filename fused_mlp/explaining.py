@@ -52,7 +52,12 @@ def _call(x: Tensor, *args: Any, training: bool, **kwargs: Any) -> str:
     p = Params(*args, **kwargs)
     try:
         act = activations.get(activation)
-        functional.check(x, p, recompute)
+        if functional.quantized(p):
+            from .quantization import run as quantization
+
+            quantization.check(x, p)  # their dtype need not be x's
+        else:
+            functional.check(x, p, recompute)
         return _plan(x, p, act.name, training or functional.wants_grad(x, p))
     except (TypeError, ValueError, RuntimeError) as error:
         return f"refused  {error}"

@@ -28,7 +28,20 @@ _INT8_WEIGHT_WIDTH = 16  # it reads rows of other widths past their end, and cra
 
 
 def run(x: Tensor, p: Params, act: Activation) -> Tensor:
-    """The MLP of ``x`` ``(..., hidden_size)`` with quantized weights, in the dtype of ``x``.
+    """The MLP of ``x`` ``(..., hidden_size)`` with quantized weights, in the dtype of ``x``; what
+    `check` refuses, it refuses.
+    """
+    check(x, p)
+    if torch.is_autocast_enabled(x.device.type):
+        x = x.to(torch.get_autocast_dtype(x.device.type))
+    rows = x.reshape(-1, x.shape[-1])
+    if rows.shape[0] == 0:
+        return x.new_empty(*x.shape[:-1], p.down_weight.shape[0])
+    return _rows(rows, p, act).to(x.dtype).view(*x.shape[:-1], p.down_weight.shape[0])
+
+
+def check(x: Tensor, p: Params) -> None:
+    """Raise the one clear exception for a call with quantized weights that cannot work.
 
     Raises:
         TypeError: ``x`` is not floating point.
@@ -41,8 +54,6 @@ def run(x: Tensor, p: Params, act: Activation) -> Tensor:
         raise ValueError(
             f"x is {tuple(x.shape)}; its last size must be hidden_size, {p.up_weight.shape[1]}"
         )
-    if torch.is_autocast_enabled(x.device.type):
-        x = x.to(torch.get_autocast_dtype(x.device.type))
     if x.requires_grad and torch.is_grad_enabled():
         raise RuntimeError(
             "x requires a gradient, but quantized weights pass none on; use torch.no_grad() or "
@@ -54,10 +65,6 @@ def run(x: Tensor, p: Params, act: Activation) -> Tensor:
             "a bias requires a gradient, but quantized weights pass none on; use torch.no_grad() "
             "or module.requires_grad_(False)"
         )
-    rows = x.reshape(-1, x.shape[-1])
-    if rows.shape[0] == 0:
-        return x.new_empty(*x.shape[:-1], p.down_weight.shape[0])
-    return _rows(rows, p, act).to(x.dtype).view(*x.shape[:-1], p.down_weight.shape[0])
 
 
 def _rows(x: Tensor, p: Params, act: Activation) -> Tensor:

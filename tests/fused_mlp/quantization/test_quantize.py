@@ -516,3 +516,15 @@ def test_torchaos_import_says_what_can_be_acted_on(monkeypatch, text, cuda, said
     monkeypatch.setattr(torch.version, "hip", None)
     record = logging.LogRecord("torchao", logging.WARNING, "", 0, text, (), None)
     assert library.news(record) == said
+
+
+@pytest.mark.parametrize("mode", Q.MODES)
+def test_explain_says_what_the_call_does(mode):
+    module = quantized(mlp().requires_grad_(False), mode)
+    x = torch.randn(4, D)
+    module(x)
+    assert fused_mlp.explain(module, x).startswith("path    quantized")
+    wrong = torch.randn(4, D - 1)
+    with pytest.raises(ValueError, match="its last size must be") as error:
+        module(wrong)
+    assert fused_mlp.explain(module, wrong) == f"refused  {error.value}"
