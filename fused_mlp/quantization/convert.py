@@ -19,7 +19,7 @@ from torchao.quantization.quant_primitives import MappingType
 from .. import activations
 from ..integrations import adopt
 from ..modules import FusedMLP
-from . import modes, weights
+from . import library, modes, weights
 from .modes import Mode
 
 _MODE = "_fused_mlp_mode"  # (mode's name, group size) of a converted module
@@ -127,7 +127,8 @@ def prepare_qat(module: nn.Module, mode: str, *, group_size: int = 128) -> nn.Mo
         _check(name, mlp, chosen, group_size)
     for _, mlp in found:
         # Each child is replaced, not the MLP: so optimizers keep their parameters.
-        quantize_(mlp, _qat_config(chosen, group_size), lambda m, _: isinstance(m, nn.Linear))
+        with library.only_news():  # it imports torchao's prototypes
+            quantize_(mlp, _qat_config(chosen, group_size), lambda m, _: isinstance(m, nn.Linear))
         setattr(mlp, _PREPARED, (mode, group_size))
     return module
 

@@ -1,4 +1,4 @@
-"""The first import of torchao: says what to install, and keeps from users what is no news to them."""
+"""The import of torchao: says what to install, and keeps from users what is no news to them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def news(record: logging.LogRecord) -> bool:
 
 
 @contextmanager
-def _only_news() -> Iterator[None]:
+def only_news() -> Iterator[None]:
+    """Around what imports parts of torchao: lets through only what is `news`."""
     loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
     for logger in loggers:
         logger.addFilter(news)
@@ -31,7 +32,7 @@ def _only_news() -> Iterator[None]:
 
 
 try:
-    with _only_news():
+    with only_news():
         import torchao.quantization  # noqa: F401
 except ImportError as error:
     raise ImportError(

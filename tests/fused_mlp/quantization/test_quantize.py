@@ -502,6 +502,15 @@ def test_without_torchao_the_error_says_what_to_install():
     assert "pip install 'fused_mlp[quant]'" in done.stdout
 
 
+def test_preparing_says_nothing_of_what_torchao_imports_for_it():
+    code = (
+        "import fused_mlp; from fused_mlp.quantization import prepare_qat\n"
+        "prepare_qat(fused_mlp.FusedMLP(64, 64), 'int4_weight', group_size=32)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "is an Enum subclass" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("text", "cuda", "said"),
     [
