@@ -125,6 +125,7 @@ def _wrap_run(original):
             _session = None
         if saves and list(results_dir.glob(f"{machine}/*-*.json")):
             Publish.run(conf)
+            log.info(f"Report in {conf.html_dir}; python -m benchmarks report shows it")
         return code
 
     return classmethod(run)

@@ -39,6 +39,7 @@ def test_run_asks_nothing_and_keeps_out_of_home(project: Project) -> None:
     # `broken` is a combination that raises: asv says so with exit code 2 and keeps the others.
     assert first.returncode == 2, first.stdout + first.stderr
     assert not (project.home / ".asv-machine.json").exists()
+    assert "python -m benchmarks report shows it" in first.stdout
 
 
 def test_samples_are_kept_and_a_failure_costs_its_combination_alone(result: dict) -> None:
