@@ -50,9 +50,12 @@ def compare(args: argparse.Namespace, runner: Runner | None = None) -> Report:
         notes.append("base and head are the same commit: a result compared with itself")
     found = env_pairs(runs, head, line, *args.env) if args.env else pairs(runs, base, head, line)
     if not found:
-        what = base[:8] if base == head else f"{base[:8]} or {head[:8]}"
+        missing = [c[:8] for c in dict.fromkeys((base, head))]
         where = f" of machine {args.machine}" if args.machine else ""
-        notes.append(f"no results{where} for {what} in {folder.name}; run asv on both commits")
+        first = " && ".join(f"asv run {c}^!" for c in missing)
+        notes.append(
+            f"no results{where} for {' or '.join(missing)} in {folder.name}; first {first}"
+        )
     if args.rerun and runner is None:
         if args.env:
             raise Usage("--rerun measures commits, not environments; leave out --env")

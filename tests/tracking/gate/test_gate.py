@@ -123,11 +123,13 @@ def test_a_folder_that_is_no_repository(tmp_path: Path, capsys) -> None:
 
 
 def test_no_results_is_not_a_pass(tmp_path: Path, capsys) -> None:
-    repository(tmp_path, 2)
+    base, head = (c[:8] for c in repository(tmp_path, 2))
     assert cli(tmp_path, "HEAD~1", "HEAD") == 2  # no folder
     (tmp_path / "results").mkdir()
     assert cli(tmp_path, "HEAD~1", "HEAD") == 4
-    assert "run asv" in capsys.readouterr().out
+    assert f"first asv run {base}^! && asv run {head}^!" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 def test_what_is_missing_is_said_with_the_command_for_it(tmp_path: Path, capsys) -> None:
