@@ -32,6 +32,8 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 PULL_REQUEST = 7
 EVENTS = {"push": "push", "nightly": "schedule", "pull-request": "workflow_dispatch"}
+# What act says of itself: where it found the stubs, and the docker that it does without.
+ACTS_OWN = ("LocalRepositoryCache ", "Couldn't get a valid docker connection")
 # What a pull request changes where nobody says otherwise: nothing that can be measured.
 NOTE = "\n# A note that a pull request adds.\n"
 
@@ -242,7 +244,7 @@ def follow(process: subprocess.Popen[str], show: bool) -> tuple[dict[str, str], 
             entry = {"msg": line}
         text = f"[{entry.get('jobID', '')}] {str(entry.get('msg', '')).rstrip()}"
         lines.append(text)
-        if show:
+        if show and not text.partition("] ")[2].startswith(ACTS_OWN):
             print(text, flush=True)
         if "jobResult" in entry:
             jobs[entry["jobID"]] = entry["jobResult"]

@@ -4,6 +4,9 @@ history.
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,25 @@ def made_up() -> dict[str, str]:
 
 def points(outcome: Any) -> list[str]:
     return sorted(p for p in outcome.history if p.endswith(".json") and "-" in Path(p).name)
+
+
+def test_people_are_shown_the_jobs_and_not_how_act_works(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / ".github" / "local"))
+    said = [
+        {"msg": "Couldn't get a valid docker connection: no DOCKER_HOST"},
+        {"jobID": "measure", "msg": "LocalRepositoryCache matched"},
+        {"jobID": "measure", "msg": "preflight: ready", "jobResult": "success"},
+    ]
+    text = "\n".join([*map(json.dumps, said), "Error: no such workflow"])
+    act = subprocess.Popen(
+        [sys.executable, "-c", f"print({text!r})"], stdout=subprocess.PIPE, text=True
+    )
+    jobs, log = load(".github/local/run.py").follow(act, show=True)
+    assert jobs == {"measure": "success"}
+    assert len(log.splitlines()) == 4
+    assert capsys.readouterr().out == "[measure] preflight: ready\n[] Error: no such workflow\n"
 
 
 def test_a_pull_request_that_does_more_is_red_and_says_why(
