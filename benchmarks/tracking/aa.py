@@ -80,10 +80,15 @@ def percent(fraction: float) -> str:
     return f"{100 * fraction:.1f} %"
 
 
+_LEGEND = """\
+spread: between process medians; expected: that spread, from the samples inside a process;
+halves: one half of the processes against the other; can see: the smallest slowdown"""
+
+
 def table(spreads: Sequence[Spread]) -> str:
-    """One line a benchmark, the noisiest last."""
-    head = ["mode", "shape", "tokens", "dtype", "provider", "latency", "between processes"]
-    rows = [[*head, "expected from inside", "A/A halves", "smallest slowdown seen"]]
+    """One line a benchmark, the noisiest last, and what the columns are."""
+    head = ["mode", "shape", "tokens", "dtype", "provider", "latency"]
+    rows = [[*head, "spread", "expected", "halves", "can see"]]
     for s in sorted(spreads, key=lambda s: s.between):
         rows.append(
             [
@@ -95,7 +100,7 @@ def table(spreads: Sequence[Spread]) -> str:
                 percent(s.detectable),
             ]
         )
-    return aligned(rows)
+    return f"{aligned(rows)}\n{_LEGEND}"
 
 
 def summary(spreads: Sequence[Spread]) -> str:

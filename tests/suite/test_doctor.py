@@ -40,6 +40,16 @@ def test_one_process_has_no_spread_to_show():
     assert aa.spread("x", [1.0, 1.1, 1.2, 1.1, 1.0]).between == 0.0
 
 
+def test_the_table_fits_a_terminal_and_says_what_its_columns_are() -> None:
+    name = "Inference qwen3_expert prompt fp32 inference_mode"
+    text = aa.table([aa.spread(name, samples(between=0.2, inside=0.03))])
+    header = text.splitlines()[0]
+    for column in ("spread", "expected", "halves", "can see"):
+        assert column in header
+        assert f"{column}: " in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
 def test_aa_reports_what_was_slowed_and_what_was_found(monkeypatch, capsys):
     def measure(wanted, kind, size, processes, extra):
         entry = Entry(samples={"latency": [1e-3] * 5 * processes})
