@@ -1,6 +1,7 @@
 """The data, the classifier and the tables behind the accuracy of quantized MLPs."""
 
 import gzip
+import json
 import statistics
 import struct
 import subprocess
@@ -197,6 +198,15 @@ def test_tables():
 def test_bad_usage(arguments, words, capsys):
     assert command.main(["quantized", *arguments]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_progress_goes_to_stderr_and_leaves_json_alone(capsys):
+    pytest.importorskip("torchao")
+    arguments = ["--only", "speed", "--shape", "256/128", "--tokens", "1,2", "--rounds", "1"]
+    assert command.main(["quantized", *arguments, "--json"]) == 0
+    said = capsys.readouterr()
+    assert set(json.loads(said.out)["speed"]) == {"1", "2"}
+    assert "256/128, 2 tokens ..." in said.err
 
 
 def test_divergence_of_one_model(monkeypatch):

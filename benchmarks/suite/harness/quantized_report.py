@@ -54,17 +54,25 @@ def _results(args: argparse.Namespace) -> dict[str, Any]:
     if args.only in (None, "accuracy"):
         data = idx_folder(args.idx) if args.idx else digits()
         results["data"] = data.name
+        _say(f"accuracy on {data.name}, {args.seeds} seeds")
         results["accuracy"] = list(quantized.accuracies(data, args.seeds))
     if args.only in (None, "speed"):
+        _say(f"quantizing {args.shape}")
         modules = quantized.llama_like(shape)
         del modules["fp8_dynamic"]  # emulated on a CPU: its time means nothing
         results["shape"], results["speed"] = args.shape, {}
         for tokens in counts:
+            _say(f"speed of {args.shape}, {tokens} tokens")
             taken = quantized.speeds(modules, tokens, args.rounds, limit=30.0)
             results["speed"][tokens] = {m: statistics.median(s) for m, s in taken.items()}
     if args.only in (None, "models"):
+        _say("models of transformers")
         results["models"] = list(quantized.divergences())
     return results
+
+
+def _say(text: str) -> None:
+    print(f"{text} ...", file=sys.stderr, flush=True)
 
 
 def _sizes(text: str, separator: str) -> tuple[int, ...]:
