@@ -89,6 +89,7 @@ def fuse(model: nn.Module, *, recompute: str = "activation") -> list[str]:
         recompute: as in `fused_mlp.fused_mlp`.
 
     Raises:
+        TypeError: no module.
         ValueError: an unknown recompute.
 
     >>> model = nn.ModuleDict({"mlp": nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))})
@@ -98,6 +99,7 @@ def fuse(model: nn.Module, *, recompute: str = "activation") -> list[str]:
     ['mlp']
     """
     functional.kept(recompute)
+    _require_module("fuse", model)
     fused = []
     for name, module, found in list(candidates(model)):
         if isinstance(found, str):
@@ -114,8 +116,18 @@ def fuse(model: nn.Module, *, recompute: str = "activation") -> list[str]:
     return fused
 
 
+def _require_module(verb: str, model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{verb} takes a module, not a {type(model).__name__}")
+
+
 def unfuse(model: nn.Module) -> list[str]:
-    """Undo `fuse`, in place, and return the names of what was fused."""
+    """Undo `fuse`, in place, and return the names of what was fused.
+
+    Raises:
+        TypeError: no module.
+    """
+    _require_module("unfuse", model)
     released = []
     for name, module in list(model.named_modules()):
         first_half = not isinstance(module, blocks.AdoptedSecond)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fused_mlp import FusedMLP, PathError, explain, fused_mlp, use_path
+from fused_mlp import FusedMLP, PathError, explain, fuse, fused_mlp, unfuse, use_path
 
 X, UP, DOWN = torch.ones(2, 4), torch.ones(8, 4), torch.ones(4, 8)
 
@@ -122,3 +122,9 @@ def test_a_forced_path_is_undone_after_an_exception():
     with pytest.raises(TypeError), use_path("onednn"):
         fused_mlp(X.long(), UP, DOWN)
     assert "forced" not in explain(X, UP, DOWN)
+
+
+@pytest.mark.parametrize("call", [fuse, unfuse])
+def test_what_is_no_module_is_named(call):
+    with pytest.raises(TypeError, match=f"{call.__name__} takes a module, not a dict"):
+        call({"mlp": FusedMLP(8, 16)})
