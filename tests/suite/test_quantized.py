@@ -201,7 +201,6 @@ def test_bad_usage(arguments, words, capsys):
 
 
 def test_progress_goes_to_stderr_and_leaves_json_alone(capsys):
-    pytest.importorskip("torchao")
     arguments = ["--only", "speed", "--shape", "256/128", "--tokens", "1,2", "--rounds", "1"]
     assert command.main(["quantized", *arguments, "--json"]) == 0
     said = capsys.readouterr()
