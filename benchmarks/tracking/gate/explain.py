@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -11,12 +12,14 @@ from typing import Any
 from ..judging.verdict import Outcome, Series, Verdict
 from ..results import read_notes
 from .cases import Pair, unlike
-from .render import amount
+from .render import amount, change
 
 _Key = tuple[str, tuple[str, ...]]
 # Fields of a "measured" record that say nothing about the code.
 _NOT_CODE = {"kind", "benchmark", "params", "pids", "seconds", "process"}
 _MOST = 6
+# The last parameter of what the suite compares everything with.
+YARDSTICK = "eager"
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ def explain(verdicts: Sequence[Verdict], pair: Pair, base: str, head: str) -> li
     kin: dict[_Key, list[Verdict]] = defaultdict(list)
     for v in verdicts:
         kin[_class(v.series.benchmark), v.series.params].append(v)
+    known = {(v.series.benchmark, v.series.params): v for v in verdicts}
     code = compiled(*sides)
     if code and not _runs_kernels(pair):
         code = None  # compiled here, run elsewhere: they explain no latency of this machine
@@ -68,6 +72,7 @@ def explain(verdicts: Sequence[Verdict], pair: Pair, base: str, head: str) -> li
         key = (_class(v.series.benchmark), v.series.params)
         lines = [
             *_kin(v, kin[key]),
+            *_beside(v, known.get((v.series.benchmark, (*v.series.params[:-1], YARDSTICK)))),
             *_launched(sides[0].launches.get(key), sides[1].launches.get(key)),
             *_plan(sides[0].measured.get(key), sides[1].measured.get(key)),
         ]
@@ -135,6 +140,18 @@ def _class(benchmark: str) -> str:
     """`Inference` of `latency.Inference.track_latency`: modules share classes and parameters."""
     parts = benchmark.split(".")
     return parts[-2] if len(parts) > 1 else benchmark
+
+
+def _beside(v: Verdict, eager: Verdict | None) -> list[str]:
+    """How PyTorch's own code, which no commit here changes, moved in the same two runs."""
+    if v.kind != "sampled" or eager is None or eager.series == v.series:
+        return []
+    if not (math.isfinite(eager.slower) and math.isfinite(v.slower)):
+        return []
+    moved = f"{amount(eager.old, v.unit)} → {amount(eager.new, v.unit)}, {change(eager)}"
+    if eager.slower * v.slower > 0 and abs(eager.slower) > abs(v.slower) / 2:
+        return [f"{YARDSTICK} moved as well, which no commit changes: {moved}; so did the machine"]
+    return [f"{YARDSTICK} beside it: {moved}"]
 
 
 def _kin(v: Verdict, kin: Sequence[Verdict]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
@@ -59,6 +60,30 @@ def test_what_changed_with_it(tmp_path: Path) -> None:
     assert "launches 3 launches → 4 launches" in text
     assert "launched in addition: 1× gelu" in text
     assert "python -m benchmarks gate aaaaaaaaaaaa bbbbbbbbbbbb --rerun" in text
+
+
+@pytest.mark.parametrize(
+    ("slower", "words"),
+    [
+        (0.001, "eager beside it: 1 ms → 1.00 ms, 0.1 % slower"),
+        (0.08, "eager moved as well, which no commit changes: 1 ms → 1.08 ms, 8.3 % slower"),
+        (-0.08, "eager beside it: 1 ms → 923 µs, 7.7 % faster"),
+        (math.nan, None),
+    ],
+)
+def test_what_eager_did_in_the_same_runs(slower: float, words: str | None) -> None:
+    def made(provider: str, slower: float) -> Verdict:
+        new = 1e-3 * math.exp(slower)
+        series = Series("box", "env", LATENCY, (*COMBO, provider))
+        return Verdict(
+            series, "latency", "seconds", "sampled", Outcome.REGRESSED, "", 1e-3, new, slower
+        )
+
+    runs = Pair(*(parse(result(c * 40, {})) for c in "ab"))
+    fused, eager = explain.explain([made("fused", 0.1), made("eager", slower)], runs, "a", "b")
+    said = [line for line in fused.explanation if line.startswith("eager ")]
+    assert [line.partition(";")[0] for line in said] == ([] if words is None else [words])
+    assert not any(line.startswith("eager ") for line in eager.explanation)
 
 
 def test_unchanged_code_and_launches_point_at_the_host(tmp_path: Path) -> None:
