@@ -188,6 +188,9 @@ def _sums_limit(gpu: Architecture, math: Math, problem: Problem, k: int, warps: 
     # Beside its sums, backward holds what it loads: in tf32, and everywhere on CDNA, too much.
     if problem.endswith("backward") and (math == "tf32" or gpu.family == "mfma"):
         return 64
+    # What wgmma takes from shared memory passes through registers once, to be rounded to tf32.
+    if gpu.family == "wgmma" and math == "tf32" and problem == "plain" and warps == 4:
+        return 64
     # 8 warps of 64 lanes have 256 registers each on CDNA, where 4 have 512.
     deep = gpu.family == "mfma" and problem == "glu" and warps == 8 and k > 32
     return 64 if deep else 128
@@ -243,7 +246,7 @@ for _family, _stages in (("mma", 3), ("wgmma", 3), ("tcgen05", 3), ("mfma", 2)):
 # elements a thread.
 _UNALIGNED: dict[Math, Tile] = {
     "half": Tile(64, 32, 32, 8, 2),
-    "tf32": Tile(64, 32, 32, 8, 2),
+    "tf32": Tile(64, 32, 16, 8, 2),
     "fp32": Tile(32, 32, 16, 8, 2),
 }
 # Few, large blocks: under the interpreter a program costs far more than an element.

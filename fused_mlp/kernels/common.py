@@ -160,7 +160,7 @@ def input_precision(dtype: torch.dtype, arch: str) -> str:
     Asked of the one setting that both of torch's interfaces write: `get_float32_matmul_precision`
     raises once ``torch.backends.cuda.matmul.fp32_precision`` was assigned.
     """
-    if dtype != torch.float32 or not arch.startswith("sm"):
+    if dtype != torch.float32 or not arch.startswith("sm") or int(arch[2:]) < 80:
         return "ieee"
     recording = _recorder.get()
     setting = recording[1] if recording else torch.backends.cuda.matmul.fp32_precision
@@ -203,10 +203,23 @@ def dense(bias: Tensor | None) -> Tensor | None:
 
 
 @triton.jit
+def _to_tf32(x):
+    """fp32 to the nearest tf32, ties away from zero, as cuBLAS does. Without it tensor cores cut
+    off the 13 last bits, and the error of a product is 2.4 to 2.9 times as large.
+    """
+    return tl.inline_asm_elementwise(
+        "cvt.rna.tf32.f32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
 def dot(a, b, acc, PRECISION: tl.constexpr):
     if INTERPRETED:
         a = a.to(tl.float32)
         b = b.to(tl.float32)
+    if PRECISION == "tf32":
+        a = _to_tf32(a)
+        b = _to_tf32(b)
     return tl.dot(a, b, acc, input_precision=PRECISION)
 
 

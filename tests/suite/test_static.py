@@ -172,6 +172,33 @@ def test_what_is_kept_is_kept_for_one_setting_of_the_assembler(tmp_path: Path) -
     assert len(list((tmp_path / "fused_mlp_static").iterdir())) == 2
 
 
+PRODUCTS = """
+import triton
+from fused_mlp.kernels import specimens
+from triton.compiler import ASTSource
+found = specimens(full=True, arch="sm80")
+for name in ("glu/silu", "plain_backward/silu", "decode/glu/silu", "int4/glu/silu"):
+    s = found[name + "/tf32"]
+    source = ASTSource(s.kernel, dict(s.signature), dict(s.constexprs), dict(s.attrs))
+    print(triton.compile(source, target=static._target("sm80")).asm["ttir"])
+"""
+
+
+def test_operands_of_tf32_products_are_rounded_as_cublas_does(tmp_path: Path) -> None:
+    """Tensor cores would cut them off: cuBLAS multiplies 1024.5 by 1 as 1025, to nearest, ties away
+    from zero.
+    """
+    text = run(PRODUCTS, tmp_path)
+    rounded = set(
+        re.findall(r'(%\w+) = tt.elementwise_inline_asm "cvt.rna.tf32.f32 \$0, \$1;"', text)
+    )
+    products = re.findall(r"tt\.dot (%\w+), (%\w+), .*?inputPrecision = (\w+)", text)
+    assert len(products) >= 4
+    for left, right, precision in products:
+        assert precision == "tf32"
+        assert {left, right} <= rounded
+
+
 def test_the_interpreter_is_refused() -> None:
     with pytest.raises(RuntimeError, match="TRITON_INTERPRET is set"):
         static.compile_specimen(next(iter(specimens().values())), "sm90")
