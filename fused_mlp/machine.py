@@ -60,6 +60,20 @@ def _cpu_identity() -> tuple[str, ...]:
     return tuple(p.lower().replace(" ", "") for p in parts) or (platform.machine().lower(),)
 
 
+def has_tf32(architecture: str) -> bool:
+    """Whether a GPU's tensor cores take fp32 rounded to tf32: NVIDIA's from sm80."""
+    return architecture.startswith("sm") and int(architecture[2:]) >= 80
+
+
+def fp32_setting() -> str:
+    """How torch is set to multiply fp32 on GPUs, ``"tf32"`` or another: the one place that both of
+    its interfaces write. `torch.get_float32_matmul_precision` raises once
+    ``torch.backends.cuda.matmul.fp32_precision`` was assigned, which asks the same in eight times as
+    long.
+    """
+    return torch._C._get_fp32_precision_getter("cuda", "matmul")
+
+
 def onednn_enabled() -> bool:
     """Whether torch has oneDNN and the user left it on (`torch.backends.mkldnn.flags`)."""
     return _ONEDNN and torch._C._get_mkldnn_enabled()

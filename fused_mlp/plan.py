@@ -169,17 +169,19 @@ def decide(*question: Any) -> Plan:
     Raises:
         PathError: a path is forced that cannot run.
     """
-    return _cached(question, _forced.get(), _tiles.get(), machine.onednn_enabled())
+    settings = machine.onednn_enabled(), machine.fp32_setting()
+    return _cached(question, _forced.get(), _tiles.get(), settings)
 
 
 @lru_cache(maxsize=4096)
-def _cached(question: tuple, path: str | None, tiles: Tiles | None, onednn: bool) -> Plan:
-    # Hashing a tuple costs a fifth of hashing a dataclass, and every call pays for it.
+def _cached(question: tuple, path: str | None, tiles: Tiles | None, settings: tuple) -> Plan:
+    # Hashing a tuple costs a fifth of hashing a dataclass, and every call pays for it. ``settings``
+    # only keep apart what was decided under others of torch's.
     query = question[0] if isinstance(question[0], Query) else Query(*question)
-    return _decide(query, path, tiles, onednn)
+    return _decide(query, path, tiles)
 
 
-def _decide(q: Query, path: str | None, tiles: Tiles | None, onednn: bool) -> Plan:
+def _decide(q: Query, path: str | None, tiles: Tiles | None) -> Plan:
     if path is not None:
         why = obstacle(path, q)
         if why is not None:

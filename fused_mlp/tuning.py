@@ -57,14 +57,15 @@ def tune(
     cases = list(cases)
     for i, case in enumerate(cases, 1):
         label = f"[{i}/{len(cases)}] {case}"
-        key = tables.identity(dataclasses.asdict(case))
+        dtype = tables.arithmetic(case.dtype, architecture)
+        key = tables.identity(dataclasses.asdict(case) | {"dtype": dtype})
         if key in have and not again:
             print(f"{label}: measured before", file=out)
             continue
         times, tiles = measure(case, device, seconds)
         print(f"{label}: {_verdict(times)}", file=out)
         entry = {
-            "dtype": case.dtype, "gated": case.gated, "training": case.training,
+            "dtype": dtype, "gated": case.gated, "training": case.training,
             "hidden": case.hidden, "intermediate": case.intermediate, "tokens": case.tokens,
             "microseconds": {path: round(us, 2) for path, us in times.items()},
         }  # fmt: skip
@@ -167,9 +168,8 @@ def _fastest(
 def tiles_worth_timing(case: Case, device: torch.device, backward: bool = False) -> list[Tile]:
     """The tuner's tiles for a case, after the rule of `tiles` pruned them."""
     architecture = machine.architecture(device)
-    dtype = getattr(torch, case.dtype)
-    tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
-    math = math_of(dtype, "tf32" if tf32 else "ieee", architecture)
+    tf32 = tables.arithmetic(case.dtype, architecture) == "tf32"
+    math = math_of(getattr(torch, case.dtype), "tf32" if tf32 else "ieee", architecture)
     problem = problem_of(case.gated, backward)
     return [
         t

@@ -1,7 +1,7 @@
 """Settings that every test relies on, made before torch or triton is imported."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -44,6 +44,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if interpreted and _broken_interpreter():
         why = "Triton 3.6's interpreter needs numpy<2.4"
         _skip(items, why, lambda item: "fused_mlp" in item.path.parts[len(TESTS.parts) :])
+
+
+@pytest.fixture
+def tf32() -> Iterator[None]:
+    """torch multiplies fp32 through tf32 on GPUs."""
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    yield
+    torch.backends.cuda.matmul.fp32_precision = before
 
 
 def _skip(items: list[pytest.Item], why: str, which: Callable[[pytest.Item], bool]) -> None:

@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .. import machine
+
 # Triton 3.10 turns this off by default, which made one kernel 15 % longer; so it is stated at
 # every launch.
 FP_FUSION = True
@@ -156,14 +158,11 @@ def architecture(device: torch.device) -> str:
 def input_precision(dtype: torch.dtype, arch: str) -> str:
     """How fp32 operands are multiplied: as torch's own products are set to be, where the hardware
     can.
-
-    Asked of the one setting that both of torch's interfaces write: `get_float32_matmul_precision`
-    raises once ``torch.backends.cuda.matmul.fp32_precision`` was assigned.
     """
-    if dtype != torch.float32 or not arch.startswith("sm") or int(arch[2:]) < 80:
+    if dtype != torch.float32 or not machine.has_tf32(arch):
         return "ieee"
     recording = _recorder.get()
-    setting = recording[1] if recording else torch.backends.cuda.matmul.fp32_precision
+    setting = recording[1] if recording else machine.fp32_setting()
     return "tf32" if setting == "tf32" else "ieee"
 
 

@@ -1,8 +1,8 @@
 """Measured tables: one JSON file per architecture, written by ``python -m fused_mlp tune``.
 
-A file holds the architecture, what measured it, and entries: dtype, gated, training, tokens,
-hidden, intermediate, the microseconds of each path, and the tile of those that have one. A user's
-own tables, in the folder named by ``FUSED_MLP_TABLES``, are laid over the package's.
+A file holds the architecture, what measured it, and entries: dtype (``tf32`` for fp32 multiplied
+so), gated, training, tokens, hidden, intermediate, the microseconds of each path, and the tile of
+those that have one. A user's own tables, in the folder named by ``FUSED_MLP_TABLES``, are laid over the package's.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import warnings
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from .. import machine
 
 if TYPE_CHECKING:
     from ..plan import Query
@@ -52,6 +54,14 @@ def identity(entry: dict) -> tuple:
     )
 
 
+def arithmetic(dtype: str, architecture: str) -> str:
+    """An entry's dtype: ``dtype``, or ``tf32`` where torch is set to multiply fp32 so: neither times
+    nor tiles are fp32's then.
+    """
+    tf32 = dtype == "float32" and machine.has_tf32(architecture)
+    return "tf32" if tf32 and machine.fp32_setting() == "tf32" else dtype
+
+
 def _even(*sizes: int) -> bool:
     """Whether rows of these sizes are ones that GPU kernels can read 16 bytes at a time."""
     return all(size % 16 == 0 for size in sizes)
@@ -59,7 +69,7 @@ def _even(*sizes: int) -> bool:
 
 def nearest(architecture: str, q: Query) -> dict | None:
     """The entry nearest to ``q`` in log tokens and log sizes, or None if none is within a factor of four of each."""
-    dtype = str(q.dtype).removeprefix("torch.")
+    dtype = arithmetic(str(q.dtype).removeprefix("torch."), architecture)
     best, least = None, math.inf
     for entry in load(architecture):
         if (entry["dtype"], entry["gated"], entry["training"]) != (dtype, q.gated, q.training):

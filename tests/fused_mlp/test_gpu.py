@@ -2,8 +2,6 @@
 2^31 elements, and a captured CUDA graph.
 """
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -40,14 +38,6 @@ def test_error_is_at_most_twice_eagers(path, dtype, tokens, hidden, intermediate
     if path == "decode" and tokens > 16:
         pytest.skip("decode serves at most 16 tokens")
     check(problem(tokens, hidden, intermediate, gated=gated, dtype=dtype).map(Tensor.cuda), path)
-
-
-@pytest.fixture
-def tf32() -> Iterator[None]:
-    before = torch.backends.cuda.matmul.fp32_precision
-    torch.backends.cuda.matmul.fp32_precision = "tf32"
-    yield
-    torch.backends.cuda.matmul.fp32_precision = before
 
 
 @pytest.mark.parametrize("path", PATHS[1:])

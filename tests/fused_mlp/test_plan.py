@@ -87,6 +87,20 @@ def test_on_a_gpu_sizes_that_16_divides_say_nothing_of_others(table, monkeypatch
     assert tables.nearest("sm90", query(hidden=770)) is not None
 
 
+def test_what_was_measured_in_fp32_says_nothing_of_tf32(table, monkeypatch, request):
+    monkeypatch.setattr(machine, "architecture", lambda device: "sm90")
+    cuda = torch.device("cuda")
+    table([entry(eager=100.0, packed=80.0), entry(dtype="tf32", eager=70.0, packed=90.0)], cuda)
+    monkeypatch.setattr(plan, "obstacle", lambda path, q: None)
+    assert plan.decide(query(device=cuda)).path == "packed"
+    request.getfixturevalue("tf32")
+    assert plan.decide(query(device=cuda)).path == "eager"
+    assert (
+        tables.arithmetic("float32", "sm75") == tables.arithmetic("float32", "gfx942") == "float32"
+    )
+    assert tables.nearest("sm90", query(device=cuda, dtype=torch.bfloat16)) is None
+
+
 def test_a_measured_path_that_cannot_run_here_is_named_and_passed_over(table):
     table([entry(eager=100.0, onednn=80.0)])
     with torch.backends.mkldnn.flags(enabled=False):

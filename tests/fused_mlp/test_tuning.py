@@ -56,6 +56,14 @@ def test_tune_says_what_eager_won_against(own_tables, times, words):
     assert out.getvalue().endswith(f"4 tokens: {words}\n")
 
 
+def test_tune_keeps_tf32_apart(own_tables, monkeypatch):
+    monkeypatch.setattr(machine, "architecture", lambda device: "sm90")
+    for setting in ("ieee", "tf32"):
+        monkeypatch.setattr(machine, "fp32_setting", lambda setting=setting: setting)
+        file = tuning.tune(CASES[:1], CPU, own_tables, out=io.StringIO(), measure=stand_in)
+    assert [e["dtype"] for e in json.loads(file.read_text())["entries"]] == ["float32", "tf32"]
+
+
 def test_tune_stopped_goes_on_where_it_was(own_tables):
     done = []
 
