@@ -183,14 +183,14 @@ def unusual(x: Tensor, p: Params) -> str | None:
                 )
             if t.layout is not _STRIDED:
                 return f"a {t.layout} tensor is not strided"
+            if t.is_neg():
+                return "a lazily negated view, whose memory holds the opposite"
     if x.device.type == "meta":
         return "meta tensors have shapes only"
     if torch._C._are_functorch_transforms_active():
         return "inside a torch.func transform (vmap, grad, jvp, ...)"
     if torch.autograd.forward_ad._current_level >= 0:
         return "inside forward-mode differentiation"
-    if x.is_neg():
-        return "a lazily negated view, whose memory holds the opposite"
     if torch._C._get_tracing_state() is not None:
         return "inside torch.jit.trace, which has to see every operator"
     if torch._C._len_torch_dispatch_stack():

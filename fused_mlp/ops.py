@@ -56,7 +56,8 @@ def _backward(
 ) -> backward.Grads:
     act = activations.get(activation)
     plan = plan or plan_for(x, p, act.name, True)
-    return backward.gradients(plan, dy.contiguous(), x, p, held, act, needs)
+    dy = dy.resolve_neg().contiguous()  # kernels read memory, whatever a view makes of it
+    return backward.gradients(plan, dy, x, p, held, act, needs)
 
 
 class _Refuse(torch.autograd.Function):

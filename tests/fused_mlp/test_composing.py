@@ -11,7 +11,7 @@ import torch._dynamo.testing
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fused_mlp import FusedMLP, explain, fuse, fused_mlp, plan, use_path
+from fused_mlp import FusedMLP, explain, fuse, fused_mlp, plan, reference, use_path
 
 from .models import HIDDEN, WIDTH, Twofold, adopted, own, scaled
 from .problems import problem
@@ -253,6 +253,34 @@ def test_views_that_are_negated_or_sparse(tokens):
         torch.testing.assert_close(
             module(dense.to_sparse()), plain(module, dense), rtol=1e-4, atol=1e-5
         )
+
+
+@pytest.mark.parametrize("negated", ["up_weight", "down_weight", "gate_weight", "down_bias"])
+def test_parameters_that_are_negated(negated):
+    x, p = torch.randn(3, HIDDEN), {
+        "up_weight": torch.randn(48, HIDDEN), "down_weight": torch.randn(HIDDEN, 48),
+        "gate_weight": torch.randn(48, HIDDEN), "down_bias": torch.randn(HIDDEN),
+    }  # fmt: skip
+    views = p | {negated: torch._neg_view(p[negated])}
+    want = reference.mlp(x, **(p | {negated: -p[negated]}))
+    torch.testing.assert_close(fused_mlp(x, **views), want)
+    for path in ("onednn", "epilogue"):
+        with use_path(path), pytest.raises(plan.PathError, match="lazily negated"):
+            fused_mlp(x, **views)
+
+
+@pytest.mark.parametrize("path", ["onednn", "interpreted"])
+def test_a_gradient_that_is_negated(path):
+    if path == "interpreted" and not plan.machine.interpreted():
+        pytest.skip("needs Triton's interpreter")
+    x, module = torch.randn(3, HIDDEN), own()
+    dy = torch.randn(3, HIDDEN)
+    want = torch.autograd.grad(plain(module, x), list(module.parameters()), -dy)
+    with use_path(path):
+        y = module(x)
+    got = torch.autograd.grad(y, list(module.parameters()), torch._neg_view(dy))
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
