@@ -187,6 +187,16 @@ def _native(weight: Tensor) -> bool:
     return onednn_native(weight.dtype)
 
 
+def _interleaved(weight: Tensor) -> bool:
+    """Whether rows and columns lie across each other in memory (overlapping windows, a stride
+    shorter than what it strides over), instead of the ones within the others.
+    """
+    if weight.is_contiguous():
+        return False
+    (inner, size), (outer, _) = sorted(zip(weight.stride(), weight.shape, strict=True))
+    return min(weight.shape) > 1 and outer < inner * size
+
+
 def linear(
     x: Tensor,
     weight: Tensor,
@@ -196,6 +206,8 @@ def linear(
     plus: Tensor | None = None,
 ) -> Tensor:
     """``post(x · weightᵀ + bias)``, or that times or plus another tensor, in one oneDNN call."""
+    if not weight.is_mkldnn and _interleaved(weight):
+        weight = weight.contiguous()  # oneDNN does not take it as it lies
     if bias is not None:
         bias = bias.contiguous()  # oneDNN reads it as if it were
     if times is not None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fused_mlp import FusedMLP, machine, onednn, plan, use_path
+from fused_mlp import FusedMLP, fused_mlp, machine, onednn, plan, use_path
 
 pytestmark = pytest.mark.skipif(not machine.onednn_enabled(), reason="this torch has no oneDNN")
 X = torch.randn(8, 12)
@@ -160,6 +160,24 @@ def test_inference_tensors_have_no_version_and_are_not_packed():
             module.up_proj.weight.mul_(2)
             assert not torch.equal(module(X), first)
     assert onednn.packed_bytes() == 0
+
+
+@pytest.mark.parametrize(
+    "stride", [(1, 1), (5, 1), (1, 5), (2, 2), (15, 3), (1, 0), (0, 1), (40, 2)]
+)
+def test_weights_whose_rows_and_columns_lie_across_each_other(stride):
+    """Such as a Toeplitz matrix as a view of its diagonals."""
+    x, down = torch.randn(6, 12), torch.randn(12, 20)
+    up = torch.randn(1000).as_strided((20, 12), stride)
+    grads = []
+    for path in ("onednn", "eager"):
+        weight = up.detach().requires_grad_()
+        with use_path(path):
+            with torch.no_grad():
+                y = fused_mlp(x, up, down)
+            fused_mlp(x, weight, down).sum().backward()
+        grads += [y, weight.grad]
+    torch.testing.assert_close(grads[:2], grads[2:], rtol=1e-4, atol=1e-4)
 
 
 def test_switching_onednn_off_is_respected():
