@@ -84,6 +84,8 @@ def _params(module: nn.Module) -> tuple[Params, str]:
     state = module.__dict__["_fused_mlp"]
     if isinstance(state, blocks.Pair):
         return state.params(), state.activation
+    if isinstance(module, FusedMLP):
+        return state.params(module._modules), module._fused_activation().name
     return state.params(module._modules), state.activation
 
 

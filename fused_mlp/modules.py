@@ -88,7 +88,7 @@ class FusedMLP(nn.Module):
             return self._fused_run(x)
         # In inference mode an x that wants a gradient is refused.
         inference = _inference_mode() and 1 + x.requires_grad
-        kind = (x.shape, x.dtype, x.device, _grad_enabled(), inference)
+        kind = (x.shape, x.dtype, x.device, _grad_enabled(), inference, self.activation)
         settled = self._fused_settled
         if settled is None or kind not in settled:
             settled = self._fused_settle(x, kind)
@@ -103,7 +103,7 @@ class FusedMLP(nn.Module):
         settled = self._fused_settled
         if settled is None or len(settled) >= _MOST_KINDS:
             settled = self._fused_settled = {}
-        act = activations.get(self.activation)
+        act = self._fused_activation()
         roles = self._fused_mlp
         left = roles.obstacle(self) is None and functional.left_to_pytorch(
             x, roles.params(self._modules), act, roles.recompute
@@ -118,13 +118,16 @@ class FusedMLP(nn.Module):
         self._fused_settled = None  # another device or dtype
         return super()._apply(fn, recurse)
 
+    def _fused_activation(self) -> activations.Activation:
+        return activations.get(self.activation)  # it may have been set to another
+
     def _fused_run(self, x: Tensor) -> Tensor:
         roles = self._fused_mlp
+        act = self._fused_activation()
         # What is no tensor may stand for one (torch.fx); if not, nn.Linear says what is wrong.
         if not isinstance(x, Tensor) or roles.obstacle(self) is not None:
-            return self._fused_one_by_one(x, activations.get(roles.activation).eager)
-        p = roles.params(self._modules)
-        return functional.run(x, p, activations.get(roles.activation), roles.recompute)
+            return self._fused_one_by_one(x, act.eager)
+        return functional.run(x, roles.params(self._modules), act, roles.recompute)
 
     def _fused_one_by_one(self, x: Tensor, act: Callable[[Tensor], Tensor]) -> Tensor:
         children = self._modules
@@ -133,8 +136,7 @@ class FusedMLP(nn.Module):
         return children["down_proj"](act(children["gate_proj"](x)) * children["up_proj"](x))
 
     def extra_repr(self) -> str:
-        roles = self._fused_mlp
-        return f"activation={roles.activation}, recompute={roles.recompute}"
+        return f"activation={self.activation}, recompute={self._fused_mlp.recompute}"
 
     @staticmethod
     def from_module(mlp: nn.Module, output: nn.Module | None = None) -> FusedMLP:

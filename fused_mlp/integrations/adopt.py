@@ -37,6 +37,9 @@ class Adopted(FusedMLP):
         y = None if args or kwargs else fused_call(self, x)
         return cls.forward(self, x, *args, **kwargs) if y is None else y
 
+    def _fused_activation(self) -> activations.Activation:
+        return activations.get(self._fused_mlp.activation)  # what the class calls so is its own
+
     def extra_repr(self) -> str:
         return original_class(type(self)).extra_repr(self)
 

@@ -16,7 +16,6 @@ from torchao.quantization.qat import FakeQuantizedLinear, IntxFakeQuantizeConfig
 from torchao.quantization.qat.fake_quantize_config import Int4WeightFakeQuantizeConfig
 from torchao.quantization.quant_primitives import MappingType
 
-from .. import activations
 from ..integrations import adopt
 from ..modules import FusedMLP
 from . import library, modes, weights
@@ -278,7 +277,7 @@ def _observed(found: list[tuple[str, FusedMLP]]) -> Iterator[dict[tuple[str, boo
 
 def _hidden(mlp: FusedMLP, x: Tensor) -> Tensor:
     roles = mlp._fused_mlp
-    act, up = activations.get(roles.activation).eager, mlp._modules[roles.up](x)
+    act, up = mlp._fused_activation().eager, mlp._modules[roles.up](x)
     return act(up) if roles.gate is None else act(mlp._modules[roles.gate](x)) * up
 
 

@@ -160,6 +160,21 @@ def test_repr_names_activation_and_recompute():
     assert "activation=silu, recompute=activation" in repr(FusedMLP(8, 20))
 
 
+@pytest.mark.parametrize("tokens", [3, 4096])
+def test_the_activation_is_set_to_another(tokens):
+    module, x = FusedMLP(8, 48), torch.randn(tokens, 8)
+    module(x)
+    module.activation = "gelu_new"
+    want = FusedMLP(8, 48, activation="gelu_tanh")
+    want.load_state_dict(module.state_dict())
+    torch.testing.assert_close(module(x), want(x))
+    assert "gated gelu_tanh 8/48" in explain(nn.Sequential(module))
+    assert "activation=gelu_new" in repr(module)
+    module.activation = "sine"
+    with pytest.raises(ValueError, match="unknown activation 'sine'"):
+        module(x)
+
+
 def test_what_was_settled_for_one_call_does_not_outlive_its_reasons(monkeypatch) -> None:
     """Small calls go straight to the children; whatever changes since must be seen."""
     module = FusedMLP(16, 32)
