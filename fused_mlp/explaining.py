@@ -13,6 +13,7 @@ from .paths import Params
 from .roles import PLAIN
 
 TOKENS = (1, 16, 128, 1024)
+ORIGINAL = "path    eager, the original forward"
 
 
 def explain(what: nn.Module | Tensor, *args: Any, training: bool = False, **kwargs: Any) -> str:
@@ -58,6 +59,7 @@ def _call(x: Tensor, *args: Any, training: bool, **kwargs: Any) -> str:
             quantization.check(x, p)  # their dtype need not be x's
         else:
             functional.check(x, p, recompute)
+            functional.check_recorded(x)
         return _plan(x, p, act.name, training or functional.wants_grad(x, p))
     except (TypeError, ValueError, RuntimeError) as error:
         return f"refused  {error}"
@@ -68,7 +70,7 @@ def _plan(x: Tensor, p: Params, activation: str, training: bool) -> str:
         kind = type(p.up_weight)
         library = kind.__module__.partition(".")[0]
         return f"path    quantized\nreason  the weights are {library}'s {kind.__name__}"
-    why = functional.unusual(x, p)
+    why = functional.by_reference(x, p)
     if why is not None:
         return f"path    eager\nreason  {why}"
     dtype = ops.autocast_dtype(x.device.type)
@@ -94,13 +96,16 @@ def _module(module: nn.Module, x: Tensor | None, training: bool) -> str:
 
     why = integrations.standing(module)
     if why is not None:
-        return f"path    eager, the original forward\nreason  {why}"
+        return f"{ORIGINAL}\nreason  {why}"
     p, activation = _params(module)
     weight = p.up_weight
     if x is not None:
-        return _call(x, p.up_weight, p.down_weight, training=training, activation=activation,
+        plan = _call(x, p.up_weight, p.down_weight, training=training, activation=activation,
                      gate_weight=p.gate_weight, up_bias=p.up_bias,
                      gate_bias=p.gate_bias, down_bias=p.down_bias)  # fmt: skip
+        if _leaves_misfits(module) and not functional.suits(x, p):
+            return f"{ORIGINAL}\nreason  {plan.removeprefix('refused  ')}"
+        return plan
     lines = []
     for tokens in TOKENS:
         x = torch.empty(tokens, weight.shape[1], device=weight.device, dtype=weight.dtype)
@@ -111,6 +116,13 @@ def _module(module: nn.Module, x: Tensor | None, training: bool) -> str:
             f"{tokens:>6} tokens  {path.split()[1]:<12}{reason.removeprefix('reason').strip()}"
         )
     return "\n".join(lines)
+
+
+def _leaves_misfits(module: nn.Module) -> bool:
+    """Whether a call that `fused_mlp` refuses goes to the original forward, which may convert it."""
+    from .integrations import adopt, blocks
+
+    return adopt.adopted(module) and not isinstance(module.__dict__[adopt.STATE], blocks.Pair)
 
 
 def _model(model: nn.Module, x: Tensor | None, training: bool) -> str:

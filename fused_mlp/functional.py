@@ -86,17 +86,11 @@ def run(
     keep = kept(recompute) if fitting else check(x, p, recompute)
     if torch.compiler.is_compiling():
         return _traced(x, p, act, keep)
-    if x.requires_grad and torch.is_inference_mode_enabled():
-        raise RuntimeError(
-            "x requires a gradient, but inference mode records none; use torch.no_grad(), or x.detach()"
-        )
+    check_recorded(x)
     dtype = ops.autocast_dtype(x.device.type)
     if dtype is not None:
         x, p = ops.cast(x, dtype), Params(*(ops.cast(t, dtype) for t in p))
-    why = unusual(x, p)
-    if why is not None:
-        if plan.forced() not in (None, "eager"):
-            raise plan.PathError(f"path {plan.forced()!r} was forced but cannot run: {why}")
+    if by_reference(x, p) is not None:
         return reference.mlp(x, p[0], p[1], **_keywords(p), activation=act.name)
     flat = x if x.dim() == 2 else rows(x)
     if wants_grad(x, p):
@@ -196,6 +190,26 @@ def unusual(x: Tensor, p: Params) -> str | None:
     if torch._C._len_torch_dispatch_stack():
         return "inside a TorchDispatchMode, which has to see every operator"
     return None
+
+
+def by_reference(x: Tensor, p: Params) -> str | None:
+    """`unusual`.
+
+    Raises:
+        PathError: `use_path` forces a path that hence cannot run.
+    """
+    why = unusual(x, p)
+    if why is not None and plan.forced() not in (None, "eager"):
+        raise plan.PathError(f"path {plan.forced()!r} was forced but cannot run: {why}")
+    return why
+
+
+def check_recorded(x: Tensor) -> None:
+    """Raise where a gradient is wanted that is not recorded."""
+    if x.requires_grad and torch.is_inference_mode_enabled():
+        raise RuntimeError(
+            "x requires a gradient, but inference mode records none; use torch.no_grad(), or x.detach()"
+        )
 
 
 def kept(recompute: str) -> int:

@@ -118,6 +118,18 @@ def test_decode_refuses_what_it_does_not_serve():
             fused_mlp(X, UP.clone().requires_grad_(), DOWN)
 
 
+def test_explain_refuses_what_a_call_refuses():
+    x = X.clone().requires_grad_()
+    with torch.inference_mode(), pytest.raises(RuntimeError) as refused:
+        fused_mlp(x, UP, DOWN)
+    with torch.inference_mode():
+        assert explain(x, UP, DOWN) == f"refused  {refused.value}"
+    with use_path("onednn"):
+        with pytest.raises(PathError) as refused:
+            fused_mlp(X.to_sparse(), UP, DOWN)
+        assert explain(X.to_sparse(), UP, DOWN) == f"refused  {refused.value}"
+
+
 def test_a_forced_path_is_undone_after_an_exception():
     with pytest.raises(TypeError), use_path("onednn"):
         fused_mlp(X.long(), UP, DOWN)

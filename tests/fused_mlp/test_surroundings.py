@@ -439,6 +439,10 @@ def test_dtypes_that_only_the_original_converts():
     module = Converting().to(torch.bfloat16)
     fuse(module)
     assert_as_unfused(module)
+    said = explain(module, torch.randn(3, HIDDEN))
+    assert said.startswith(
+        "path    eager, the original forward\nreason  up_weight is torch.bfloat16"
+    )
     module.down_proj.float()
     x = torch.randn(3, HIDDEN).bfloat16()
     assert module(x).dtype == torch.float32
