@@ -61,25 +61,27 @@ def _backward(
 
 
 class _Refuse(torch.autograd.Function):
-    """Passes gradients on; being differentiated itself, says what to do instead."""
+    """``apply(count, *grads, *inputs)`` passes the gradients on, of which there are ``count``; being
+    differentiated itself, by whichever of what they were computed from, says what to do instead.
+    """
 
     @staticmethod
-    def forward(ctx, *grads):
-        return tuple(g.view_as(g) for g in grads)
+    def forward(ctx, count, *tensors):
+        return tuple(g.view_as(g) for g in tensors[:count])
 
     @staticmethod
     def backward(ctx, *_):
         raise RuntimeError(TWICE)
 
 
-def _once(grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+def _once(grads: Sequence[Tensor | None], inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
     """In a backward that is itself recorded, the gradients with a node that refuses to be
-    differentiated.
+    differentiated by the inputs that they were computed from.
     """
     if not torch.is_grad_enabled():
         return list(grads)  # a first backward, within autocast
-    there = [g.detach().requires_grad_() for g in grads if g is not None]
-    refusing = iter(_Refuse.apply(*there))
+    there = [g for g in grads if g is not None]
+    refusing = iter(_Refuse.apply(len(there), *there, *(t for t in inputs if t is not None)))
     return [None if g is None else next(refusing) for g in grads]
 
 
@@ -115,13 +117,15 @@ class MLP(torch.autograd.Function):
         x, p, held = _load(ctx)
         ctx.maybe_clear_saved_tensors()  # unless the graph is retained
         needs = ctx.needs_input_grad[:7]
+        grads: Sequence[Tensor | None]
         if torch._C._functorch.is_legacy_batchedtensor(dy):  # many gradients at once
-            return *_by_reference(dy, x, p, ctx.activation, needs), None, None
+            grads = _by_reference(dy, x, p, ctx.activation, needs)
+            return *_once(grads, (dy, x, *p)), None, None
         if not torch.is_grad_enabled() and autocast_dtype(x.device.type) is None:
             return *_backward(dy, x, p, held, ctx.activation, needs, ctx.plan), None, None
         with torch.no_grad(), without_autocast(x.device.type):
             grads = _backward(dy, x, p, held, ctx.activation, needs, ctx.plan)
-        return *_once(grads), None, None
+        return *_once(grads, (dy, x, *p)), None, None
 
 
 def _by_reference(

@@ -88,6 +88,30 @@ def test_differentiating_twice_says_what_to_use_instead():
     grad.sum().backward()
 
 
+@pytest.mark.parametrize("by", ["x", "up_weight", "dy"])
+def test_a_second_derivative_is_refused_and_not_zero(by):
+    """autograd.grad takes nothing for zero where it is told that an input may be unused."""
+    p = problem(3, 4, 5)
+    with use_path("eager"):
+        y = p.fused()
+    dy = torch.ones_like(y).requires_grad_()
+    (grad,) = torch.autograd.grad(y, p.x, dy, create_graph=True)
+    wrt = {"x": p.x, "dy": dy, **p.weights}[by]
+    with pytest.raises(RuntimeError, match=r"differentiating twice.*reference\.mlp"):
+        torch.autograd.grad(grad.square().sum(), wrt, allow_unused=True)
+
+
+@pytest.mark.parametrize("vectorize", [False, True])
+def test_a_hessian_is_refused_and_not_zero(vectorize):
+    p = problem(3, 4, 5)
+
+    def loss(x):
+        return fused_mlp(x, **p.weights).square().sum()
+
+    with use_path("eager"), pytest.raises(RuntimeError, match="differentiating twice"):
+        torch.autograd.functional.hessian(loss, p.x.detach(), vectorize=vectorize)
+
+
 @pytest.mark.parametrize("frozen", ["up_weight", "down_weight", "gate_weight", "x", "up_bias"])
 def test_what_is_frozen_gets_no_gradient_and_changes_no_other(frozen):
     p = problem(TOKENS, HIDDEN, WIDTH)
