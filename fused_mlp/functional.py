@@ -51,7 +51,7 @@ def fused_mlp(
     Raises:
         ValueError: shapes that do not fit together, or devices that differ; an unknown activation
         or recompute.
-        TypeError: an ``x`` that is no tensor; dtypes that differ or are not floating point.
+        TypeError: an argument that is no tensor; dtypes that differ or are not floating point.
         RuntimeError: a gradient is wanted in inference mode; parameters on the meta device with an
         ``x`` that is not.
         PathError: `use_path` forces a path that cannot run here.
@@ -69,6 +69,9 @@ def fused_mlp(
     if not isinstance(x, Tensor):
         raise TypeError(f"x is a {type(x).__name__}; it must be a tensor (..., hidden_size)")
     p = Params(up_weight, down_weight, gate_weight, up_bias, gate_bias, down_bias)
+    for name, t in zip(Params._fields, p, strict=True):
+        if not isinstance(t, Tensor) and (t is not None or name in ("up_weight", "down_weight")):
+            raise TypeError(f"{name} is a {type(t).__name__}; it must be a tensor, as in nn.Linear")
     act = activations.get(activation)
     return run(x, p, act, recompute)
 

@@ -65,6 +65,15 @@ def test_float64_is_not_cast_by_autocast():
         assert fused_mlp(X.half(), UP, DOWN.bfloat16()).dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("name", ["up_weight", "down_weight", "gate_weight", "up_bias"])
+def test_a_layer_in_the_place_of_its_weight(name):
+    args = {"up_weight": UP, "down_weight": DOWN, name: torch.nn.Linear(4, 8)}
+    with pytest.raises(TypeError, match=f"{name} is a Linear; it must be a tensor"):
+        fused_mlp(X, **args)
+    with pytest.raises(TypeError, match="down_weight is a NoneType; it must be a tensor"):
+        fused_mlp(X, UP, None)
+
+
 def test_weights_on_meta():
     with pytest.raises(RuntimeError, match=r"up_weight is on the meta device.*to_empty"):
         FusedMLP(4, 8, device="meta")(X)
