@@ -164,6 +164,9 @@ def measure(case: Case, device: torch.device, peaks: Peaks, seconds: float) -> L
     """This package by its own plan against the others, in turn within one run."""
     fused, x, dy = measuring.build(case, device)
     eager = EagerMLP(fused)
+    # Else graphs of the cases before decide: sizes become symbolic from the third on, and past torch's
+    # limit of eight the column would silently be eager's.
+    torch._dynamo.reset()
     providers: dict[str, nn.Module | None] = {
         "eager": eager,
         "compile": cast(nn.Module, torch.compile(eager)),

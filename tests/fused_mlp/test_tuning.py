@@ -1,6 +1,7 @@
 """The tuner, the comparison and the GPU check: their logic, with stand-ins for time and device."""
 
 import dataclasses
+import functools
 import io
 import itertools
 import json
@@ -242,6 +243,21 @@ def test_gpu_check_goes_through_on_a_stand_in(own_tables, capsys, monkeypatch):
     assert text.count("32/64 gated") == 2
     assert "against liger" in text
     assert "not measured  gated 32/64 float64 inference 4 tokens: out of memory" in text
+
+
+def test_gpu_check_compiles_each_case_for_its_own_sizes(monkeypatch):
+    """Torch compiles one forward for symbolic sizes from the third shape on, and none after the eighth."""
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(any(isinstance(i, torch.SymInt) for i in inputs))
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    peaks = gpu_check.Peaks({"float32": 1e12}, 1e11)
+    for i in range(1, 11):
+        gpu_check.measure(Case(8 * i, 32, 4 * i), CPU, peaks, seconds=0.001)
+    assert graphs == 10 * [False]
 
 
 def test_gpu_check_verdicts():
