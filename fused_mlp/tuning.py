@@ -132,7 +132,14 @@ def best_tiles(
         return forward
     step = measuring.step(module, x, dy, True, "epilogue")
     backward = [plan.Tiles(forward.forward, t) for t in tiles_worth_timing(case, device, True)]
-    return _fastest(step, backward, forward, device, seconds)
+
+    def gradients() -> None:
+        # For a GPU autograd runs every backward in one thread of its own, which would compile one
+        # kernel after another. Nothing is laid down in ``.grad``, which threads would share.
+        with torch.autograd.set_multithreading_enabled(False), plan.use_path("epilogue"):
+            torch.autograd.grad(module(x), [x, *module.parameters()], dy)
+
+    return _fastest(step, backward, forward, device, seconds, compiling=gradients)
 
 
 def _fastest(
@@ -141,10 +148,16 @@ def _fastest(
     default: plan.Tiles,
     device: torch.device,
     seconds: float,
+    *,
+    compiling: Callable[[], None] | None = None,
 ) -> plan.Tiles:
-    """Which tiles make ``step`` fastest; what does not compile or run is named and left out."""
+    """Which tiles make ``step`` fastest; what does not compile or run is named and left out.
 
-    def cut(tiles: plan.Tiles) -> Callable[[], None]:
+    ``compiling`` runs the kernels of ``step``, and can do so in several threads at once; ``step``
+    itself by default.
+    """
+
+    def cut(tiles: plan.Tiles, step: Callable[[], None] = step) -> Callable[[], None]:
         def once() -> None:
             with plan.use_tiles(*tiles):
                 step()
@@ -155,7 +168,7 @@ def _fastest(
     # Compiling takes far longer than timing, and Triton's compiler leaves Python's lock to others.
     workers = min(8, os.cpu_count() or 1) if device.type == "cuda" else 1
     with ThreadPoolExecutor(workers) as pool:
-        compiled = [pool.submit(cut(tiles)) for tiles in choices]
+        compiled = [pool.submit(cut(tiles, compiling or step)) for tiles in choices]
     for tiles, done in zip(choices, compiled, strict=True):
         if (error := done.exception()) is not None:
             print(f"{tiles}: left out, {type(error).__name__}: {error}", file=sys.stderr)

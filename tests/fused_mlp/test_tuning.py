@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-from fused_mlp import comparing, gpu_check, machine, measuring, plan, tables, tuning
+from fused_mlp import comparing, gpu_check, machine, measuring, ops, plan, tables, tuning
 from fused_mlp.__main__ import main
 from fused_mlp.measuring import Case
 from fused_mlp.tiles import Tile, math_of, problem_of
@@ -141,6 +141,24 @@ def test_tune_keeps_the_fastest_tile_of_each_direction(training, own_tables, mon
         assert str(found).count("Tile(m=32") == 1 + training
         with plan.use_tiles():
             assert plan.decide(measuring.query(case, CPU)).tiles == plan.Tiles()
+
+
+def test_backward_tiles_are_compiled_in_the_threads_that_ask_for_them(own_tables, monkeypatch):
+    """Not in autograd's one thread of a GPU; and gradients that threads share are left alone."""
+    pytest.importorskip("triton")
+    case, seen, real = Case(16, 32, 4, training=True), [], ops.backward.gradients
+
+    def gradients(plan_, *args):
+        seen.append((plan_.tiles.backward, torch._C._is_multithreading_enabled()))
+        return real(plan_, *args)
+
+    monkeypatch.setattr(ops.backward, "gradients", gradients)
+    monkeypatch.setattr(tuning, "tiles_worth_timing", lambda *_: [SMALL, NARROW])
+    monkeypatch.setattr(measuring, "interleaved", lambda calls, *_: dict.fromkeys(calls, 1.0))
+    module, x, dy = measuring.build(case, CPU)
+    tuning.best_tiles(case, CPU, module, x, dy, 0.01)
+    assert seen == [(SMALL, False), (NARROW, False)]
+    assert all(t.grad is None for t in (x, *module.parameters()))
 
 
 def test_tune_and_compare_for_real_on_this_cpu(own_tables, capsys):
