@@ -137,13 +137,15 @@ def _timed(call: Callable[[], object], repeats: int, device: torch.device) -> fl
     alone, which other
     processes do not stretch, else a monotonic clock."""
     if device.type == "cuda":
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        for _ in range(repeats):
-            call()
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end) * 1e3 / repeats
+        # An event is recorded on a stream of the current device, wherever the work is.
+        with torch.cuda.device(device):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            for _ in range(repeats):
+                call()
+            end.record()
+            end.synchronize()
+            return begin.elapsed_time(end) * 1e3 / repeats
     clock = time.thread_time_ns if torch.get_num_threads() == 1 else time.perf_counter_ns
     begin_ns = clock()
     for _ in range(repeats):

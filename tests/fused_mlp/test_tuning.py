@@ -307,6 +307,41 @@ def test_gpu_check_reads_the_tests_result():
     )
 
 
+def test_events_are_recorded_on_the_device_that_works(monkeypatch):
+    """With GPUs that are not there: an event knows only the current device, and on another is no time."""
+    current = [0]
+    recorded = []
+
+    class On:
+        def __init__(self, device):
+            self.index = device.index
+
+        def __enter__(self):
+            current.append(self.index)
+
+        def __exit__(self, *_):
+            current.pop()
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            recorded.append(current[-1])
+
+        def synchronize(self):
+            pass
+
+        def elapsed_time(self, other):
+            return 1.0
+
+    monkeypatch.setattr(torch.cuda, "device", On)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    times = measuring.interleaved({"call": lambda: None}, torch.device("cuda:1"), 1e-6)
+    assert times == {"call": 1000.0}
+    assert set(recorded) == {1}
+
+
 def test_roofline_takes_the_larger_bound():
     peaks = gpu_check.Peaks({"bfloat16": 1e15}, 4e12)
     decode, batch = Case(4096, 14336, 1, "bfloat16"), Case(4096, 14336, 8192, "bfloat16")
