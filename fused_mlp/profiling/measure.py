@@ -209,7 +209,9 @@ def _energy(r: Measured, seconds: float = 0.3) -> float | None:
         import pynvml
 
         pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())
+        # NVML counts the machine's GPUs, torch those of CUDA_VISIBLE_DEVICES: only the UUID is common.
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{properties.uuid}")
         calls = max(1, int(seconds / max(r.latency or seconds, 1e-6)))
         torch.cuda.synchronize()
         before = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
@@ -235,8 +237,7 @@ def _profile(r: Measured, setting: Setting, trace: Path | None) -> None:
         _synchronize(setting)
     events = prof.events()
     if cuda:
-        on_device = [e for e in events if e.device_type == torch.autograd.DeviceType.CUDA]
-        r.kernels = _group((e.name, e.device_time_total) for e in on_device)
+        r.kernels = _group((e.name, e.device_time_total) for e in _on_device(events))
         if r.kernels:  # without CUPTI nothing was counted, which is not none
             r.device = sum(k.microseconds for k in r.kernels) / 1e6
             r.launches = sum("LaunchKernel" in e.name for e in events)
@@ -248,6 +249,14 @@ def _profile(r: Measured, setting: Setting, trace: Path | None) -> None:
         r.peak = peak_bytes(prof)
     if trace is not None:
         prof.export_chrome_trace(str(trace))
+
+
+def _on_device(events: Any) -> list[Any]:
+    """What a GPU did. A `record_function`, as around a compiled graph, is shown there too, over the
+    kernels in it, whose time would count twice.
+    """
+    cuda = torch.autograd.DeviceType.CUDA
+    return [e for e in events if e.device_type == cuda and not e.is_user_annotation]
 
 
 def _group(pairs: Any) -> list[Kernel]:

@@ -5,18 +5,21 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
 import torch
 from torch import nn
+from torch.autograd import DeviceType
+from torch.autograd.profiler_util import FunctionEvent
 
 import fused_mlp
 from fused_mlp import __main__ as command
 from fused_mlp.profiling import Setting, Traffic, copies, diff, ladder, measure, picture, table
 from fused_mlp.profiling.counting import saved_bytes
 from fused_mlp.profiling.fusing import trained
-from fused_mlp.profiling.measure import _without_chatter
+from fused_mlp.profiling.measure import _energy, _on_device, _without_chatter
 
 SMALL = Setting(64, 256, 64, torch.float32)
 
@@ -379,3 +382,31 @@ def test_rungs_compute_the_same():
             torch.testing.assert_close(rungs[name].call(), want, rtol=1e-4, atol=1e-5)
         assert (rungs["autocast"].call() - want).norm() < 0.01 * want.norm()
         assert (rungs["quantized"].call() - want).norm() < 0.05 * want.norm()
+
+
+def test_a_span_around_kernels_is_no_kernel():
+    def event(name, **kwargs):
+        return FunctionEvent(0, name, 0, 0, 10, device_type=DeviceType.CUDA, **kwargs)
+
+    kernel, span = event("gemm"), event("## Call CompiledFxGraph ##", is_user_annotation=True)
+    host = FunctionEvent(0, "aten::mm", 0, 0, 10)
+    assert _on_device([host, span, kernel]) == [kernel]
+
+
+def test_energy_is_of_the_gpu_that_torch_uses(monkeypatch):
+    """torch's first GPU is the machine's fourth: a stand-in for NVML, which knows them by UUID."""
+    joules = {"GPU-three": iter((1000, 7000)), "GPU-zero": iter((0, 0))}
+    nvml = SimpleNamespace(
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByIndex=lambda index: "GPU-zero",
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
+        nvmlDeviceGetTotalEnergyConsumption=lambda handle: next(joules[handle]),
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="three")
+    )
+    measured = SimpleNamespace(latency=0.1, rung=SimpleNamespace(call=lambda: None))
+    assert _energy(measured, seconds=0.3) == pytest.approx(6.0 / 2)
