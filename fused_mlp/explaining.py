@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from . import activations, functional, ops
 from .modules import FusedMLP
 from .paths import Params
+from .plan import PathError
 from .roles import PLAIN
 
 TOKENS = (1, 16, 128, 1024)
@@ -42,6 +43,8 @@ def explain(what: nn.Module | Tensor, *args: Any, training: bool = False, **kwar
     from .integrations import adopt
 
     x = args[0] if args else None
+    if x is not None and not isinstance(x, Tensor):
+        raise TypeError(f"x is a {type(x).__name__}; it must be a tensor (..., hidden_size)")
     if isinstance(what, FusedMLP) or adopt.adopted(what):
         return _module(what, x, training)
     return _model(what, x, training)
@@ -109,8 +112,11 @@ def _module(module: nn.Module, x: Tensor | None, training: bool) -> str:
     lines = []
     for tokens in TOKENS:
         x = torch.empty(tokens, weight.shape[1], device=weight.device, dtype=weight.dtype)
-        plan = _plan(x, p, activation, training)
-        path, *rest = plan.splitlines()
+        try:
+            path, *rest = _plan(x, p, activation, training).splitlines()
+        except PathError as error:
+            lines.append(f"{tokens:>6} tokens  {'refused':<12}{error}")
+            continue
         reason = next(line for line in rest if line.startswith("reason"))
         lines.append(
             f"{tokens:>6} tokens  {path.split()[1]:<12}{reason.removeprefix('reason').strip()}"

@@ -199,6 +199,16 @@ def test_shipped_tables_are_well_formed():
             assert e["microseconds"]["eager"] > 0
 
 
+def test_explain_says_what_a_forced_path_refuses_and_names_what_is_no_tensor():
+    with plan.use_path("decode"):
+        lines = explain(FusedMLP(8, 16), training=True).splitlines()
+    assert len(lines) == 4
+    assert all("tokens  refused     path 'decode' was forced but cannot run" in x for x in lines)
+    for what in (FusedMLP(8, 16), torch.nn.Sequential(FusedMLP(8, 16))):
+        with pytest.raises(TypeError, match="x is a list; it must be a tensor"):
+            explain(what, [1])
+
+
 def test_quantized_weights_are_explained_as_what_they_run():
     pytest.importorskip("torchao")
     module = quantize(FusedMLP(64, 128), "int8_dynamic")
