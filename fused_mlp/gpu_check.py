@@ -9,10 +9,12 @@ its measured bandwidth; both peaks are measured here, not read from a brochure.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -127,13 +129,16 @@ def run_tests(seconds: int, command: Sequence[str] | None = None) -> str:
         if importlib.util.find_spec("xdist") is not None:
             command += ["-n", str(min(8, os.cpu_count() or 1))]
     environment = os.environ | {"TRITON_INTERPRET": "0"}
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
     try:
-        done = subprocess.run(command, timeout=seconds, env=environment, check=False)
+        code = process.wait(seconds)
     except subprocess.TimeoutExpired:
         return f"not done after {seconds} s"
-    return {0: "passed", 5: "none were collected"}.get(
-        done.returncode, f"failed ({done.returncode})"
-    )
+    finally:  # its workers too, which would go on beside what is measured next
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return {0: "passed", 5: "none were collected"}.get(code, f"failed ({code})")
 
 
 def tune_within(cases: Sequence[Case], device: torch.device, folder: Path, seconds: float) -> None:

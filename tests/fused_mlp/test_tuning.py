@@ -5,6 +5,7 @@ import functools
 import io
 import itertools
 import json
+import os
 import sys
 
 import pytest
@@ -305,6 +306,23 @@ def test_gpu_check_reads_the_tests_result():
     assert "not done after" in gpu_check.run_tests(
         0.5, [sys.executable, "-c", "import time; time.sleep(30)"]
     )
+
+
+def test_workers_of_the_gpu_tests_end_with_them(tmp_path):
+    os.mkfifo(pipe := tmp_path / "pipe")
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    worker = (
+        "import sys, time; held = open(sys.argv[1], 'w'); print(flush=True);"
+        "time.sleep(10); held.write('still there')"
+    )
+    tests = (
+        "import subprocess, sys; command = [sys.executable, '-c', *sys.argv[1:]];"
+        "subprocess.Popen(command, stdout=subprocess.PIPE).stdout.readline()"
+    )
+    assert gpu_check.run_tests(60, [sys.executable, "-c", tests, worker, str(pipe)]) == "passed"
+    os.set_blocking(reader, True)
+    assert os.read(reader, 20) == b""  # nobody holds it, nor wrote to it
+    os.close(reader)
 
 
 def test_events_are_recorded_on_the_device_that_works(monkeypatch):
