@@ -196,7 +196,7 @@ def unusual(x: Tensor, p: Params) -> str | None:
 
 
 def by_reference(x: Tensor, p: Params) -> str | None:
-    """`unusual`.
+    """Why `reference.mlp` serves this call, as `unusual` says; None if a path does.
 
     Raises:
         PathError: `use_path` forces a path that hence cannot run.

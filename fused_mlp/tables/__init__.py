@@ -2,7 +2,8 @@
 
 A file holds the architecture, what measured it, and entries: dtype (``tf32`` for fp32 multiplied
 so), gated, training, tokens, hidden, intermediate, the microseconds of each path, and the tile of
-those that have one. A user's own tables, in the folder named by ``FUSED_MLP_TABLES``, are laid over the package's.
+those that have one. A user's own tables, in the folder named by ``FUSED_MLP_TABLES``, are laid over
+the package's.
 """
 
 from __future__ import annotations
